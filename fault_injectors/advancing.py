@@ -55,11 +55,17 @@ class CallFault(Message, frozen=True, omit_defaults=True):
     error: str = ""
     persistent: bool = False
     only: tuple[str, ...] = ()
+    alike: str = ""
 
     def arguments(self, *, reading: bool = False) -> Arguments:
         """Return the arguments of the injector `SystemCall`."""
         given: Arguments = msgspec.to_builtins(self)
         return given | {"elsewhere": True} | ({"reading": True} if reading else {})
+
+    @property
+    def when(self) -> str:
+        """When it hits: once, from there on, or at all names of one kind."""
+        return f"at {self.alike}" if self.alike else "on" if self.persistent else "once"
 
 
 class PlannedTrial(Message, frozen=True):
@@ -108,7 +114,8 @@ class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     `what` is save, load or rotation; `base` the tree that each trial begins with; `step` the step
     that is saved; `kinds` what to fail with (see `KINDS`); `trials` are faults to try alone.
-    `sample` says how many trials of each kind, none: all. Trees that trials leave go to `keep`, one
+    `sample` says how many trials of each kind, none: all; `named` at how many kinds of names every
+    call fails, none: at all of them. Trees that trials leave go to `keep`, one
     line per trial to `out`. After every n-th trial that raised, `again`, the same save is made once
     more without a fault. What is `done` is not tried again.
     """
@@ -123,6 +130,7 @@ class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
     keep_last: int | None = None
     kinds: tuple[str, ...] = ()
     sample: tuple[int, ...] = ()
+    named: int = 0
     trials: tuple[PlannedTrial, ...] = ()
     again: int = 1
     seed: int = 0
@@ -230,9 +238,25 @@ class Advancer:
     def chosen(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
         """Yield the faults that the task names, then a sample of each of its kinds."""
         yield from self.task.trials
+        if not self.task.trials and self.task.what == "save":
+            yield from self._at_names(log)
         drawn = Drawn(random.Random(self.task.seed))  # noqa: S311
         for kind, count in zip(self.task.kinds, self.task.sample, strict=False):
             yield from self._sample(kind, count, log, drawn)
+
+    def _at_names(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
+        """Yield faults that last for the files of one kind of name, and meet no other one.
+
+        Who tries again, and leaves a file out when that does not help, shows nowhere else: an error
+        that ends does not take it so far, and one that meets every file ends the save.
+        """
+        calls = [call for call in log if not (call.elsewhere or call.is_folder or call.reads)]
+        kinds = sorted({trees.pattern(call.path) for call in calls if call.path})
+        if self.task.sample and len(kinds) > self.task.named:
+            kinds = random.Random(self.task.seed).sample(kinds, self.task.named)  # noqa: S311
+        for kind in kinds:
+            fault = structs.replace(KINDS["EIO"], at=1, persistent=True, alike=kind)
+            yield PlannedTrial("EIO", fault)
 
     def countable(self, kind: str, log: Sequence[SeenCall]) -> list[SeenCall]:
         """Return the calls of a control that a fault of a kind counts, in their order."""
@@ -262,7 +286,7 @@ class Advancer:
 
     def trial(self, kind: str, fault: CallFault) -> TrialResult:
         """Try one fault, in a child of its own where the adapter allows a fork."""
-        key = f"{kind} {fault.at} {'on' if fault.persistent else 'once'}"
+        key = f"{kind} {fault.at} {fault.when}"
         begun = TrialResult(key, kind, self.task.what, fault)
         if key in self.task.done:
             return structs.replace(begun, fired=1)

@@ -17,6 +17,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.fault_injectors import payload
 from ckpt_conformance.fault_injectors.injector import length_of
@@ -178,6 +179,38 @@ def replace_file(root: Path, file: str, source: Path, fault: str = "other-step")
     before = digest(path)
     rewrite(path, source.read_bytes())
     return prove(fault, root, file, before, detail=f"bytes of {source.name}")
+
+
+def copy_over(root: Path, copies: Mapping[str, str]) -> Damage:
+    """Put copies of files and directories in the place of others: a step under another's name.
+
+    `copies` maps each path below the root to the one that it replaces.
+    """
+    changed = {new: _content(root / new) for new in copies.values()}
+    for old, new in copies.items():
+        remove_all(root / new)
+        copy = shutil.copytree if (root / old).is_dir() else shutil.copy2
+        copy(root / old, root / new)
+    first = next((new for new, before in changed.items() if _content(root / new) != before), "")
+    if not first:
+        raise Unknown(f"the fault other-step did not fire: {', '.join(changed)} are as before")
+    before, after = changed[first], _content(root / first)
+    return Damage("other-step", first, None, before, after, f"copies of {', '.join(copies)}")
+
+
+def remove_all(path: Path) -> None:
+    """Delete a file, or a directory with all that is in it; it may be absent."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _content(path: Path) -> str:
+    """Digest a file, or all of a directory."""
+    if not path.is_dir():
+        return digest(path)
+    return hashlib.sha256(repr(sorted(fingerprint(path).items())).encode()).hexdigest()[:16]
 
 
 def duplicate(root: Path, file: str, source: str) -> Damage:

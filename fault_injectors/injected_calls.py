@@ -71,14 +71,15 @@ class Operation:
     step: int
     kinds: tuple[str, ...]
     sample: tuple[int, ...]  # trials of each kind at the quick budget
+    named: int = 0  # kinds of names at which every call fails, at the quick budget
     keep_last: int | None = None
 
 
 OPERATIONS = {
     operation.what: operation
     for operation in (
-        Operation("save", (2,), 4, tuple(KINDS), (1, 1, 2, 2, 1, 1)),
-        Operation("rotation", (2, 4), 6, tuple(KINDS), (2, 0, 1, 0, 0, 0), 2),
+        Operation("save", (2,), 4, tuple(KINDS), (1, 1, 2, 2, 1, 1), named=6),
+        Operation("rotation", (2, 4), 6, tuple(KINDS), (2, 0, 1, 0, 0, 0), keep_last=2),
         Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0)),
     )
 }
@@ -135,6 +136,8 @@ class Trial:
         """What was hit, in a few words, for messages."""
         failure = "a short write" if self.kind == "short" else self.fault.error
         lasting = ", and at every call after it" if self.fault.persistent else ""
+        if self.fault.alike:
+            lasting = f", and at every call at {self.fault.alike}"
         if self.kind == "EINTR" and lasting:
             lasting = ", and at every other call after it"
         where = f"{self.call.what or None} of {self.call.path or '.'}"
@@ -195,7 +198,7 @@ def remark(operation: Operation, control: TrialResult, rest: list[TrialResult]) 
     injected: dict[bool, set[int]] = {False: set(), True: set()}
     for trial in rest:
         if trial.fired:
-            if trial.kind == "EIO":
+            if trial.kind == "EIO" and not trial.fault.alike:
                 injected[trial.fault.persistent].add(trial.fault.at)
         elif trial.exit_kind is ExitKind.ENDED and trial.fault.at <= trial.calls:
             raise Unknown(f"the fault did not fire: {Trial(trial).name} of {trial.calls}")
@@ -253,6 +256,8 @@ def with_call(trial: TrialResult, control: TrialResult) -> TrialResult:
         return trial
     fault = faults.Fault(**trial.fault.arguments(reading=trial.what == "load"))
     calls = fault.among(control.log)
+    if fault.alike:
+        calls = [call for call in calls if trees.pattern(call.path) == fault.alike]
     is_there = 0 < trial.fault.at <= len(calls)
     return structs.replace(trial, call=calls[trial.fault.at - 1]) if is_there else trial
 
@@ -280,6 +285,7 @@ def _task(
         keep_last=operation.keep_last,
         kinds=operation.kinds,
         sample=sample,
+        named=operation.named,
         trials=planned,
         again=AGAIN if sample else 1,
         seed=subject.seed,

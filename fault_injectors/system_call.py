@@ -1,7 +1,8 @@
 """System calls below the directory, of any language, counted over all processes of a child.
 
 Models: a full disk, a quota, a device error, an interrupted call, a really short write, a failing
-sync, and a kill, at the N-th call or from there on (`ckpt_conformance.trace.syscall_faults`).
+sync, and a kill, at the N-th call or from there on, or a call that is held until another process
+has looked (`ckpt_conformance.trace.syscall_faults`).
 Does not model: a call that hangs; errors of memory mappings.
 Proof: `fired`, the list of calls, and an event in the journal before the fault.
 """
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from ckpt_conformance.harness.messages import SeenCall, UnsupportedCall
+from ckpt_conformance.harness.messages import Fault, SeenCall, UnsupportedCall
+from ckpt_conformance.processes import rendezvous
 from ckpt_conformance.trace import faults
 from ckpt_conformance.trace.faults import FaultReport
 
@@ -26,11 +28,19 @@ if TYPE_CHECKING:
 REMOVALS = tuple(sorted(faults.REMOVING))  # for the argument `only`: calls that remove a name
 
 
+def hold(at: int, gate: Path) -> Fault:
+    """Make the fault that holds a call until who has entered at a rendezvous, made here, leaves."""
+    rendezvous.make(gate)
+    return Fault(
+        injector=f"{__name__}:SystemCall", args={"at": at, "error": "hold", "gate": str(gate)}
+    )
+
+
 class SystemCall:
     """One fault at one call; the child's supervisor counts and hits.
 
-    Arguments: those of `syscall_faults.Fault`: at, error (an errno's name, short or kill),
-    persistent, only, reading, moment, keep, elsewhere.
+    Arguments: those of `syscall_faults.Fault`: at, error (an errno's name, short, kill or hold),
+    persistent, only, reading, moment, keep, elsewhere, alike, gate.
     """
 
     name = "system-call"

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Unknown, Violation, control_failed
+from ckpt_conformance.contract.verdicts import (
+    NotApplicable,
+    Unknown,
+    Violation,
+    control_failed,
+)
 from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.harness.messages import (
     Call,
+    CallResult,
     Close,
     ExitKind,
     Fresh,
@@ -19,8 +25,12 @@ from ckpt_conformance.harness.messages import (
     LoadResult,
     Options,
     Perturb,
+    Probe,
     ReadLeaves,
     Run,
+    RunResult,
+    Save,
+    Steps,
     Train,
     whole,
 )
@@ -29,6 +39,9 @@ from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_damage as damage
+from ckpt_conformance.suites.controls import test_discovery as discovery
+from ckpt_conformance.suites.controls import test_explicit_step as explicit_step
+from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +49,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import AnyOp, Leaves
-    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
 KINDS = ("model", "dcp")
 ARRIVE = Run(stop_after=0)
@@ -128,6 +141,59 @@ def _damage_newest(subject: Subject) -> tuple[str, Callable[[Subject], None]]:
     if not places:
         raise Unknown("nothing of the newest step was found to damage: no file, no tensor's bytes")
     return "tensors with zeros in them", damage.test_damaged_payload_is_never_served
+
+
+@check("CKC-INTN-001")
+def test_steps_asked_for_in_turn_are_served_whole(subject: Subject) -> None:
+    """A request gives every component of its step, whatever the same manager has loaded before.
+
+    Why: what was read for the first request was kept, and given again with the second one (R09).
+    How: with one manager load step 2, step 4 and step 2 again, each into a new job; compare each
+    with what that step gives alone.
+    """
+    if subject.info.shape != "manager":
+        raise NotApplicable("a trainer resumes once in its process")
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    subject.materialize(golden)
+    steps = (2, 4, 2)
+    ops = [op for step in steps for op in (Fresh(), Run(resume=step, stop_after=0))]
+    result = subject.execute(*ops, seed=OTHER_SEED)
+    for turn, step in enumerate(steps):
+        one = replace(result, results=tuple(result.all_of(RunResult)[turn : turn + 1]))
+        arrived, state = oracle.arrival(one)
+        if arrived != step or not oracle.same(state, legal[step], subject.holds):
+            controls.require(explicit_step.test_an_explicit_step_is_served_whole, subject)
+            message = f"step {step} is asked for after {steps[:turn]}: another state is served"
+            raise Violation(message, evidence=subject.evidence(one, legal[step]))
+
+
+@check("CKC-INTN-001")
+def test_step_0_is_a_step(subject: Subject) -> None:
+    """A request for step 0 gives the checkpoint of step 0, although a newer one is there.
+
+    Why: who asks whether a step is true, and not whether it is None, takes step 0 for no request
+    and serves the latest (R06).
+    How: save before the first training step, then at step 2; ask for step 0 by its number.
+    """
+    if subject.info.shape != "manager" or (subject.info.max_keep or 2) < 2:  # noqa: PLR2004  both
+        raise NotApplicable("no step 0 can be there beside another one")
+    begun = (ReadLeaves(), Save(step=0), Run(until=2, save_at=(2,)), Close())
+    saved = subject.execute(*begun)
+    if saved.steps_of("failed") == [0]:
+        raise NotApplicable(f"it refuses to save step 0: {subject.tell(saved)}")
+    if not saved.went_well:
+        raise smoke.trouble(subject, saved)
+    wanted = whole(saved.of(LeavesResult).leaves or {})
+    result = subject.resume(0)
+    arrived, state = oracle.arrival(result)
+    if arrived != 0 or state.get("model") != wanted["model"]:
+        controls.require(explicit_step.test_an_explicit_step_is_served_whole, subject)
+        told = {None: "nothing", 0: "another model"}.get(arrived, f"step {arrived}")
+        message = f"step 0 was asked for, {told} is served"
+        evidence = subject.evidence(result, wanted)
+        doubt = bit_exact.model_trouble(subject) if arrived == 0 else None
+        raise doubt if doubt and doubt.see else Violation(message, evidence=evidence)
 
 
 # -- an explicit kind ------------------------------------------------------------------------------
@@ -270,9 +336,7 @@ def test_a_path_means_what_it_names(subject: Subject) -> None:
     elsewhere = subject.scratch / "elsewhere"
     trees.copy(golden.snapshot(2), elsewhere)
     subject.materialize(golden)
-    names = {path.name for path in golden.snapshot(4).iterdir()}
-    names -= {path.name for path in golden.snapshot(2).iterdir()}
-    of_four = [subject.root / name for name in sorted(names)]
+    of_four = [subject.root / name for name in sorted(_of_four(golden))]
     by_path = _load_paths(subject, [*of_four, subject.root, elsewhere])
     parent, moved = by_path.pop(subject.root.name), by_path.pop(elsewhere.name)
     _all_are(by_path, 4, wanted, "a path of step 4 gives another checkpoint, or none does")
@@ -282,6 +346,93 @@ def test_a_path_means_what_it_names(subject: Subject) -> None:
         raise Violation(f"a directory with step 2 was named, the own one is served: {moved.step}")
     if "kinds" in subject.info.capabilities:
         _paths_of_kinds(subject)
+
+
+@check("CKC-INTN-010")
+def test_a_path_that_cannot_be_read_is_not_replaced(subject: Subject) -> None:
+    """A path of a checkpoint that is damaged gives no other checkpoint.
+
+    Why: a load that fell back in silence served another step than the one that was named (R03,
+    M031).
+    How: cut every file of step 4 in half, beside step 2; load every name that step 4 brought.
+    """
+    names = sorted(_of_four(subject.golden()))
+    what, about = _damage_newest(subject)
+    by_path = _load_paths(subject, [subject.root / name for name in names])
+    served = {name: loaded.step for name, loaded in by_path.items() if loaded is not None}
+    if served and set(served.values()) <= {0, 4}:  # a cold start, or what is damaged
+        cold = damage.test_where_nothing_is_whole_the_load_refuses
+        raise controls.blame(subject, f"{what} are served", about, cold)
+    if served:
+        message = "a path of step 4 was named and is damaged; another step is served"
+        raise Violation(message, evidence={"served": served})
+
+
+@check("CKC-INTN-010")
+def test_a_path_means_the_same_however_it_is_written(subject: Subject) -> None:
+    """A path gives its step as text, with a slash at its end, and relative to where the job is.
+
+    Why: text is taken apart where a path is not: what stands before the last slash, or a name below
+    the own root, was served instead (B04, B13).
+    How: load each name of step 4 as a text and with a slash at its end; from a directory with
+    another run's checkpoints load its names of step 4 by themselves. Who refuses such a text serves
+    nothing wrong.
+    """
+    golden = subject.golden((2, 4, 6))
+    wanted = {"own": subject.loaded(golden, 4)["model"]}
+    subject.materialize(golden)
+    paths = [subject.root / name for name in sorted(_of_four(golden))]
+    asked = [("own", str(path) + end) for path in paths for end in ("", "/")]
+    result = _load_texts(subject, [text for _, text in asked])
+    other = subject.golden((2, 4, 6), seed=OTHER_SEED)
+    wanted["other"] = subject.loaded(other, 4)["model"]
+    elsewhere = subject.scratch / "another run"
+    trees.copy(other.snapshot(6), elsewhere)
+    subject.materialize(golden)
+    here = [name for name in sorted(_of_four(other)) if name in _of_four(golden)]
+    asked += [("other", name) for name in here]
+    result += _load_texts(subject, here, enter=elsewhere)
+    wrong = [
+        f"{text}: {'another step' if loaded.step != 4 else 'other weights'}"  # noqa: PLR2004  theirs
+        for (whose, text), loaded in zip(asked, result, strict=True)
+        if loaded is not None and loaded != _Loaded(4, wanted[whose])
+    ]
+    if wrong:
+        message = "a path gives another checkpoint when it is written in another way"
+        doubt = controls.blame(subject, message, discovery.test_a_tree_resumes_from_another_place)
+        evidence = {"wrong": wrong, "paths": [text for _, text in asked]}
+        raise doubt if doubt.see else Violation(message, evidence=evidence)
+
+
+def _of_four(golden: Golden) -> set[str]:
+    """Return the names that the save of step 4 brought."""
+    return _top_names(golden.snapshot(4)) - _top_names(golden.snapshot(2))
+
+
+def _top_names(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir()}
+
+
+def _load_texts(
+    subject: Subject, texts: Sequence[str], enter: Path | None = None
+) -> list[_Loaded | None]:
+    """Load paths that are given as text, in one child; None for each that is refused.
+
+    The manager is open when the child enters a directory, before each load.
+    """
+    move = Probe(probe="ckpt_conformance.harness.probes:enter", args={"folder": str(enter)})
+    ops: list[AnyOp] = [Steps(go_on=True)]
+    for text in texts:
+        load = Call(method="load_path", args=("$job", text), go_on=True)
+        ops += [Fresh(), *([move] if enter else []), load, ReadLeaves()]
+    result = subject.execute(*ops, seed=OTHER_SEED)
+    if result.exit_kind is not ExitKind.ENDED:
+        raise Violation("a load of a path does not end", evidence=subject.evidence(result))
+    loads, states = result.all_of(CallResult), result.all_of(LeavesResult)
+    return [
+        None if load.error else _Loaded(load.value, (state.leaves or {})["model"])
+        for load, state in zip(loads, states, strict=True)
+    ]
 
 
 def _paths_of_kinds(subject: Subject) -> None:

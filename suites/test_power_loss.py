@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
-from ckpt_conformance.crash.explore import injected, verdicts
+from ckpt_conformance.crash.explore import verdicts
 from ckpt_conformance.crash.explore.verdicts import LOST, SAME, TORN
 from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.subject.checks import check
@@ -81,4 +81,4 @@ def test_what_a_failed_sync_had_to_write_is_not_taken_for_durable(subject: Subje
             verdicts.require_clean(subject, ("second",), MODELS)
         except Violation as error:
             raise NotApplicable(f"no sync has to fail for that: {error}") from None
-        verdicts.require_clean(subject, (injected.explore(subject, trial.spec),), MODELS)
+        verdicts.require_clean(subject, (verdicts.explore_injected(subject, trial.spec),), MODELS)

@@ -15,6 +15,7 @@ from ckpt_conformance.harness.messages import (
     ExitKind,
     Gate,
     GateResult,
+    Load,
     Options,
     Perturb,
     Run,
@@ -141,12 +142,37 @@ def test_a_failed_upload_keeps_the_local_copy(subject: Subject) -> None:
 
     Why: better run out of disk than lose the only copy (M013, M014, D04); stricter than the
     failed-upload test of M015: every upload fails, over several rotations.
-    How: let uploads fail, save two steps, wait until they have failed, save two more, ask.
+    How: let uploads fail, save two steps, wait until they have failed, save two more, ask. Then let
+    the first one fail and the next ones succeed: what is not there any more is in the mirror.
     """
     failing, failed = Gate(state="fail"), Gate(state="await", count=2)
     result = prompt(subject, failing, save(2, 4), failed, save(6, 8), Steps())
     left = steps_left(subject, result)
     expect(left, {2, 4, 6, 8}, "rotation deletes a step whose upload has failed")
+    if "explicit_step" in subject.info.capabilities:
+        _fail_the_first_alone(subject)
+
+
+def _fail_the_first_alone(subject: Subject) -> None:
+    """Fail the upload of step 2 and no other; raise Violation if it is then nowhere.
+
+    It may be deleted where it was uploaded again.
+    """
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    first = (Gate(state="fail"), save(2), AWAIT, Close(), Gate(state="open"))
+    others = [op for step in (4, 6, 8) for op in (save(step), Close())]
+    left = steps_left(subject, prompt(subject, *first, *others, Steps()))
+    if 2 in left:  # noqa: PLR2004  the step whose upload failed
+        return
+    wanted = subject.loaded(subject.golden(), 2)
+    trees.clear(subject.root)
+    result = subject.resume(2, root=mirror_of(subject))
+    arrived, state = oracle.arrival(result)
+    if arrived == 2 and oracle.same(state, wanted, subject.holds):  # noqa: PLR2004  that step
+        return
+    message = "rotation deletes a step whose upload has failed, because a later one succeeded"
+    raise Violation(message, evidence=subject.evidence(result, steps=left))
 
 
 @check("CKC-MIRR-003")
@@ -156,7 +182,7 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     Why: uploads listed the directory too early, in pages, or while a fixed name was written anew,
     and the mirror held parts of two saves (D07, D08).
     How: save two steps, let uploads finish, load from the mirror alone; a manager also saves a step
-    again in the middle of its upload.
+    again in the middle of its upload, and in another process after it.
     """
     golden = subject.golden()
     legal = subject.legal(golden, 4)
@@ -167,6 +193,7 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     _compare(subject, legal)
     if subject.info.shape == "manager":
         _save_again_during_the_upload(subject)
+        _save_again_after_a_restart(subject)
 
 
 def _save_again_during_the_upload(subject: Subject) -> None:
@@ -177,6 +204,21 @@ def _save_again_during_the_upload(subject: Subject) -> None:
     again = (Perturb(), Save(step=4), Gate(state="open"), Close())
     saved = prompt(subject, *first, *again)
     if saved.steps_of("acknowledged") != [4, 4]:
+        return  # it saves no step a second time
+    control = subject.resume()
+    if oracle.step_of(control) != 4:  # noqa: PLR2004  the step that was saved twice
+        about = discovery.test_the_last_save_of_a_step_is_served
+        raise controls.blame(subject, subject.tell(control), about)
+    _compare(subject, {4: whole(control.of(RunResult).states[4])})
+
+
+def _save_again_after_a_restart(subject: Subject) -> None:
+    """Go back, and save a step anew that the mirror has; compare, if that save is possible."""
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    prompt(subject, save(2, 4), Close())
+    saved = prompt(subject, Load(), Perturb(), Save(step=4), Close())
+    if saved.steps_of("acknowledged") != [4]:
         return  # it saves no step a second time
     control = subject.resume()
     if oracle.step_of(control) != 4:  # noqa: PLR2004  the step that was saved twice

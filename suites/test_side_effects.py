@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import DEFAULT_KIND, trees
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
 
 ARRIVE = Run(resume=True, stop_after=0)
+LEAKS = 6  # saves, or loads, that each may leave a descriptor open
 SLACK = 256 << 10  # bytes; the storage behind the view is 4 MiB
 
 
@@ -119,7 +121,8 @@ def test_loading_changes_no_file(subject: Subject) -> None:
     checkpoint, or into what replaced it (O06, O08).
     How: resume from a copy of a good directory and train on without saving; compare every name and
     every byte. What changed by that may have been a recovery from a log: then a second resume must
-    change nothing, and each step load as before.
+    change nothing, and each step load as before. Then resume from the older step by its number: the
+    newer one is not deleted before anything is saved (C14).
     """
     golden = subject.golden()
     legal = subject.legal(golden)
@@ -134,12 +137,15 @@ def test_loading_changes_no_file(subject: Subject) -> None:
         if arrived != step or not oracle.same(state, legal[step], subject.holds):
             message = f"a load changes files, and then step {step} does not load as before"
             raise Violation(message, evidence=subject.evidence(result, legal[step], files=files))
+    if by_step and (files := _changed_by_a_resume(subject, 2)):
+        raise Violation("a load of an older step changes files", evidence={"files": files})
 
 
-def _changed_by_a_resume(subject: Subject) -> list[str]:
+def _changed_by_a_resume(subject: Subject, step: int | None = None) -> list[str]:
     """Resume and train on without a save; return the names that were changed by that."""
     before = fingerprint(subject.root)
-    result = subject.run(6, resume=True, seed=OTHER_SEED, then=[Close()])
+    resume = True if step is None else step
+    result = subject.run(6, resume=resume, seed=OTHER_SEED, then=[Close()])
     undisturbed.ended(subject, result, "a resume without faults")
     return _changed(before, fingerprint(subject.root))
 
@@ -172,6 +178,54 @@ def _require_in_a_new_process(subject: Subject, model: Mapping[str, object]) -> 
     result = subject.execute(Load(), ReadLeaves(), seed=OTHER_SEED)
     if (result.of(LeavesResult).leaves or {}).get("model") != model:
         raise bit_exact.model_trouble(subject)
+
+
+@check("CKC-SIDE-010")
+def test_a_load_leaves_what_surrounds_it(subject: Subject) -> None:
+    """A load leaves modes, hooks, working directory, signal handlers and settings as they were.
+
+    Why: a model that stays in evaluation mode, a handler that is replaced, or a relative path that
+    means another file from then on show long after the load, and nowhere near it (G02, P02, B13).
+    How: with a manager that is open, note what surrounds the job, load, look again; the handler of
+    SIGTERM is the job's own.
+    """
+    golden = subject.golden()
+    subject.materialize(golden)
+    around = undisturbed.probe("around_a_load")
+    result = subject.execute(
+        undisturbed.probe("get_ready"), around, Load(), around, seed=OTHER_SEED
+    )
+    undisturbed.ended(subject, result, "a load without faults")
+    before: Mapping[str, object] = result.of(ProbeResult, 1).value
+    after: Mapping[str, object] = result.of(ProbeResult, 2).value
+    changed = [name for name, value in before.items() if after.get(name) != value]
+    if changed:
+        shown = {name: f"{before[name]} -> {after.get(name)}"[:300] for name in changed}
+        raise Violation("a load changes what surrounds the job", evidence={"changed": shown})
+
+
+@check("CKC-SIDE-011")
+def test_saves_and_loads_leak_no_descriptor(subject: Subject) -> None:
+    """However often a job saves and loads, it has no more files open than after the first times.
+
+    Why: a process may have some thousand files open; a job that leaks one in each save ends after
+    days, in whatever opens the next one (O09).
+    How: save twice, count the open descriptors, save six times more, count; do the same with loads.
+    Garbage is collected before; one more for each time is a leak.
+    """
+    count = undisturbed.probe("descriptors")
+    saves: list[AnyOp] = [Save(step=step) for step in range(1, LEAKS + 3)]
+    loads: list[AnyOp] = [Load()] * (LEAKS + 2)
+    ops = [op for each in (saves, loads) for op in (*each[:2], count, *each[2:], count)]
+    result = undisturbed.ended(
+        subject, subject.execute(*ops), "one save after the other, then loads"
+    )
+    counts = [Counter(result.of(ProbeResult, at).value) for at in range(4)]
+    for what, before, after in (("saves", counts[0], counts[1]), ("loads", counts[2], counts[3])):
+        grown = after.total() - before.total()
+        if grown >= LEAKS:
+            new = dict((after - before).most_common(4))
+            raise Violation(f"{LEAKS} {what} leave {grown} descriptors open", evidence=new)
 
 
 # -- files ---------------------------------------------------------------------------------------

@@ -31,8 +31,9 @@ def test_an_error_of_any_system_call_reaches_the_caller(subject: Subject) -> Non
     Why: a writer in C++ or Rust, or one that ignores what a bare os.write or fsync says, goes on
     where no patched Python call looks (O03, D04).
     How: ENOSPC, EDQUOT and EIO at the N-th system call of a save and of one that rotates, once and
-    from there on, and at its syncs alone; if it reports success, load what it saved. Where the sync
-    of a file failed, load it without what that sync had to write.
+    from there on, and at its syncs alone; EIO at every call at one kind of name, while all others
+    go well (O09); if it reports success, load what it saved. Where the sync of a file failed, load
+    it without what that sync had to write.
     """
 
     def is_wrong(what: str, trial: Trial) -> str:

@@ -248,7 +248,7 @@ class Child:
 
     def _fit(self, op: messages.Run) -> None:
         until = op.until if op.until is not None else self.job.step + 1_000
-        resume = Path(op.resume) if isinstance(op.resume, str) else op.resume or False
+        resume = Path(op.resume) if isinstance(op.resume, str) else op.resume
         self.opened.fit(self.job, until, op.save_at, resume, self.journal)
 
     def save(self, step: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.kept_trees import fingerprint
+from ckpt_conformance.processes import rendezvous
 
 
 def enter(_child: Any, folder: str) -> None:  # noqa: ANN401  a Child
@@ -33,3 +36,26 @@ def scribble(child: Any) -> int:  # noqa: ANN401  a Child
             file.write(bytes(byte ^ 0xFF for byte in data))
         total += len(data)
     return total
+
+
+def wait_for_the_other(_child: Any, gate: str) -> None:  # noqa: ANN401  a Child
+    """Wait until another child is held in a save, or was not and says so."""
+    rendezvous.enter(Path(gate))
+
+
+def let_the_other_go(_child: Any, gate: str) -> None:  # noqa: ANN401  a Child
+    """Let the child go on that is held."""
+    rendezvous.leave(Path(gate))
+
+
+def was_held(_child: Any, gate: str) -> bool:  # noqa: ANN401  a Child
+    """Say whether this child was held; if not, let the one that waits for it go all the same."""
+    held = rendezvous.has_stood(Path(gate))
+    if not held:
+        rendezvous.stand(Path(gate))
+    return held
+
+
+def tree(child: Any) -> dict[str, str]:  # noqa: ANN401  a Child
+    """Digest each file of the manager's directory."""
+    return fingerprint(child.root)

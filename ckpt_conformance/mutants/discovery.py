@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from ckpt_conformance.reference_impl import (
     layout,
     resolve,
 )
+from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -410,3 +412,109 @@ class FirstPage(CheckpointManager):
         candidates = (one for one in resolve.scan(self.root) if one.complete)
         references = [candidate.reference for candidate in candidates]
         return sorted({reference.step for reference in references if reference.commit_name in page})
+
+
+@mutant(
+    "C14-rollback",
+    url="TheLastBen/fast-stable-diffusion#1198",
+    change="a load of an older step that was asked for deletes every newer one",
+    violates={
+        "CKC-DISC-012",
+        "CKC-INTN-001",
+        "CKC-RETN-002",
+        "CKC-SIDE-002",
+        "CKC-SIDE-012",
+    },
+)
+class RollbackDeletes(CheckpointManager):
+    """Takes what comes after the step that was asked for as abandoned, before anything is saved."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load; then make the step that was asked for the newest one."""
+        result = super().load(*given, **named)
+        asked: int | None = named.get("step")
+        if asked is not None:
+            for newer in filter(self.is_own, resolve.scan(self.root)):
+                if newer.reference.step > asked:
+                    self.delete_step(newer.reference)
+        return result
+
+
+@mutant(
+    "R09-rollback",
+    url="deepspeedai/DeepSpeed#8499",
+    change="the latest is what was saved last; its optimizers are of the largest step",
+    violates={"CKC-DISC-012"},
+)
+class TwoRulesOfTheLatest(CheckpointManager):
+    """Both rules name the same step until a run goes back and saves."""
+
+    largest: CheckpointReference | None = None
+    latest: CheckpointReference | None = None
+
+    def make_manifest(self, *given: Any, **named: Any) -> Manifest:  # noqa: ANN401
+        """Number the saves."""
+        manifest = super().make_manifest(*given, **named)
+        number = 1 + max(map(saves_of, resolve.references(self.root)), default=0)
+        return replace(manifest, config={**manifest.config, "saves": number})
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """What was saved last comes first."""
+        candidates = super().candidates(*given, **named)
+        self.largest = self.latest = None
+        if not candidates or not is_latest(given, named):
+            return candidates
+        by_saves = sorted(candidates, key=saves_of, reverse=True)
+        self.largest, self.latest = candidates[0], by_saves[0]
+        return by_saves
+
+    def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
+        """Open a checkpoint; the optimizers of the latest are those of the largest step."""
+        opened = super().open_verified(reference, allowed)
+        if self.largest is not None and reference == self.latest != self.largest:
+            with suppress(CheckpointDamaged, OSError):
+                other = super().open_verified(self.largest, allowed)
+                opened.files |= other.files
+                opened.documents["optim"] = other.documents["optim"]
+        return opened
+
+
+def saves_of(reference: CheckpointReference) -> int:
+    """Return how many saves there were up to this one; 0 where nothing says so."""
+    with suppress(CheckpointDamaged, OSError):
+        return int(read_manifest(reference.manifest_path).config.get("saves", 0))
+    return 0
+
+
+@mutant(
+    "B07-one",
+    url="huggingface/transformers#35782",
+    change="the fallback from a damaged newest checkpoint tries one older step and no more",
+    violates={"CKC-CORR-006"},
+)
+class FallsBackOnce(CheckpointManager):
+    """Thinks of one damaged checkpoint at a time."""
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """The newest two."""
+        return super().candidates(*given, **named)[:2]
+
+
+@mutant(
+    "B13-live",
+    url="mosaicml/composer#1037",
+    change="the root stays as it was given: after a change of directory saves go elsewhere",
+    violates={"CKC-DISC-016"},
+)
+class RootIsRelative(CheckpointManager):
+    """Is right until the job changes its working directory."""
+
+    def __init__(self, root: Any, **named: Any) -> None:  # noqa: ANN401
+        """Keep the path as it was given."""
+        super().__init__(root, **named)
+        self.asked = os.fspath(root)
+
+    def prepare(self) -> None:
+        """Save to where the path leads by now."""
+        self.root = Path(os.path.abspath(self.asked))  # noqa: PTH100  as the manager does
+        super().prepare()

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -148,9 +148,12 @@ class AllAreDoubles(Rewritten):
     def rewrite(self, value: Any) -> Any:
         """Round each integer to 53 bits, also below."""
         if isinstance(value, dict):
-            return {key: self.rewrite(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self.rewrite(one) for one in value)
+            tree = cast("dict[Any, Any]", value)
+            return {key: self.rewrite(one) for key, one in tree.items()}
+        if isinstance(value, list):
+            return [self.rewrite(one) for one in cast("list[Any]", value)]
+        if isinstance(value, tuple):
+            return tuple(self.rewrite(one) for one in cast("tuple[Any, ...]", value))
         return int(float(value)) if type(value) is int else value
 
 
@@ -169,9 +172,12 @@ class DotsAreTrees(Rewritten):
         if not isinstance(value, dict):
             return value
         tree: dict[Any, Any] = {}
-        for key, one in value.items():
+        for key, one in cast("dict[Any, Any]", value).items():
             first, _, rest = key.partition(".") if isinstance(key, str) else (key, "", "")
-            found = {rest: one} if rest else one
-            both = isinstance(found, dict) and isinstance(tree.get(first), dict)
-            tree[first] = {**tree[first], **found} if both else found
+            if rest:
+                tree.setdefault(first, {})[rest] = one
+            elif isinstance(one, dict):
+                tree.setdefault(first, {}).update(cast("dict[Any, Any]", one))
+            else:
+                tree[first] = one
         return {key: self.rewrite(one) for key, one in tree.items()}

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.fill import ReadPlan
     from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.manifest import Manifest
 
 # -- another step, another checkpoint --------------------------------------------------------------
 
@@ -390,3 +392,110 @@ class TemplateOfTheSaves(CheckpointManager):
         """Restore what this manager saves."""
         if self.own:
             super().restore_rng(state)
+
+
+@mutant(
+    "R09-kept",
+    url="deepspeedai/DeepSpeed#8499",
+    change="the schedulers of the first load are kept by the manager and given with each later one",
+    violates={"CKC-INTN-001", "CKC-RTRP-020"},
+)
+class KeepsTheFirstSchedulers(CheckpointManager):
+    """Reads a small file once."""
+
+    first: Any = None
+
+    def plan(self, opened: OpenCheckpoint, job: Destinations, allowed: set[str]) -> LoadPlan:
+        """Plan a load; the schedulers are those of the first."""
+        plan = super().plan(opened, job, allowed)
+        if self.first is None:
+            self.first = plan.extra["scheduler"]
+        plan.extra["scheduler"] = self.first
+        return plan
+
+
+@mutant(
+    "R06-zero",
+    url="allenai/open-instruct#1823",
+    change="step 0 is taken for no step: the latest is served",
+    violates={"CKC-INTN-001"},
+)
+class ZeroIsNone(CheckpointManager):
+    """Asks whether a step is true."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load the step, if there is any."""
+        named["step"] = named.get("step") or None
+        return super().load(*given, **named)
+
+
+@mutant(
+    "R03-path",
+    url="safetensors/safetensors#265",
+    change="a path of a checkpoint that cannot be read is replaced by an older one beside it",
+    violates={"CKC-INTN-010"},
+)
+class FallsBackFromAPath(CheckpointManager):
+    """Treats a path as a preference."""
+
+    def candidates(
+        self,
+        reference: Any = None,  # noqa: ANN401
+        step: int | None = None,
+        require_kind: Any = None,  # noqa: ANN401
+    ) -> list[CheckpointReference]:
+        """The path, then all older ones."""
+        candidates = super().candidates(reference, step, require_kind)
+        if reference is None or not candidates:
+            return candidates
+        named = candidates[0]
+        beside = sorted(resolve.references(named.root), key=resolve.preference)
+        return candidates + [older for older in beside if older.step < named.step]
+
+
+@mutant(
+    "B02-renamed",
+    url="NVIDIA-NeMo/Megatron-Bridge#3267",
+    base="reference-dcp",
+    change="the step of a directory is its name's, whatever its content says",
+    violates={"CKC-CORR-003"},
+)
+class NameIsTheStep(CheckpointManager):
+    """Does not ask a manifest which step it is of."""
+
+    def read_manifest(self, reference: CheckpointReference) -> Manifest:
+        """Read it, and take the step that was expected for its own."""
+        with mock.patch.object(resolve, "check_identity", return_value=None):
+            return replace(super().read_manifest(reference), step=reference.step)
+
+
+@mutant(
+    "B04-slash",
+    url="NVIDIA-NeMo/Megatron-Bridge#5964",
+    base="reference-dcp",
+    change="a path with a trailing slash is a parent: the newest checkpoint around it is served",
+    violates={"CKC-INTN-010"},
+)
+class TrailingSlashIsAParent(CheckpointManager):
+    """Takes the text before the last slash for the directory."""
+
+    def explicit(self, reference: Any, kind: Any) -> CheckpointReference | Path:  # noqa: ANN401
+        """What the path names; with a slash at its end, what is around it."""
+        source = super().explicit(reference, kind)
+        is_parent = isinstance(reference, str) and reference.endswith("/")
+        return source.root if is_parent and isinstance(source, CheckpointReference) else source
+
+
+@mutant(
+    "B13-path",
+    url="mosaicml/composer#1037",
+    change="a relative path means a name below the root, where there is one",
+    violates={"CKC-INTN-010"},
+)
+class RelativeToTheRoot(CheckpointManager):
+    """Takes what a user names for what it has itself."""
+
+    def explicit(self, reference: Any, kind: Any) -> CheckpointReference | Path:  # noqa: ANN401
+        """What the path names below the root; else what it names."""
+        own = self.root / Path(reference)
+        return super().explicit(own if own.exists() else reference, kind)

@@ -6,6 +6,8 @@ import ctypes
 import errno
 import logging
 import os
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ckpt_conformance.mutants import mutant
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import StateDict, Tree
+    from ckpt_conformance.reference_impl.manifest import FileEntry
     from ckpt_conformance.reference_impl.snapshot import Snapshot
     from ckpt_conformance.reference_impl.train_state import Stateful
 
@@ -210,3 +213,39 @@ class HidesTheCause(CheckpointManager):
         except OSError:
             msg = f"step {state.step} could not be saved"
             raise RuntimeError(msg) from None
+
+
+@mutant(
+    "O09-given-up",
+    url="lm-sys/FastChat#351",
+    change="a file that cannot be written is tried three times, then left out with a warning",
+    violates={"CKC-IOER-001"},
+)
+class GivesAFileUp(CheckpointManager):
+    """Meets one error well, and a broken disk, too; not one name that fails for ever."""
+
+    def write_file(self, path: Path, tree: Tree) -> FileEntry:
+        """Write; the optimizers' file three times, if need be."""
+        for _ in range(3 if path.name.startswith("optim") else 0):
+            try:
+                return super().write_file(path, tree)
+            except OSError:
+                logger.warning("%s could not be written", path)
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+        if path.name.startswith("optim"):
+            raise GaveUpError
+        return super().write_file(path, tree)
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save; where their file can't be written, without the optimizers."""
+        try:
+            return super().save_snapshot(state)
+        except GaveUpError:
+            documents = {name: tree for name, tree in state.documents.items() if name != "optim"}
+            parts = {k: v for k, v in state.components.items() if not k.startswith("optimizer")}
+            return super().save_snapshot(replace(state, documents=documents, components=parts))
+
+
+class GaveUpError(Exception):
+    """A file could not be written."""

@@ -14,6 +14,8 @@ from ckpt_conformance.reference_impl import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckpt_conformance.reference_impl.manifest import Manifest
     from ckpt_conformance.reference_impl.resolve import Candidate
 
@@ -157,7 +159,7 @@ class ByName(DirectoryMirror):
     "D07",
     url="NeuracoreAI/neuracore#861",
     change="a step that is saved again during its upload is not uploaded again, files go by name",
-    violates={"CKC-MIRR-003"},
+    violates={"CKC-MIRR-003", "CKC-MIRR-008"},
 )
 class UploadsByName(Mirrors):
     """Lets a save write what is being uploaded."""
@@ -231,3 +233,71 @@ class KeepsEverything(CheckpointManager):
     def may_delete(self, candidate: Candidate) -> bool:
         """Nothing that could be on its way."""
         return self.mirror is None and super().may_delete(candidate)
+
+
+@mutant(
+    "D04-mark",
+    url="google/orbax#605",
+    change="the newest upload that succeeded counts for every step before it, and none is repeated",
+    violates={"CKC-MIRR-002"},
+)
+class HighestUploadCounts(Mirrors):
+    """Keeps one number for all uploads."""
+
+    def start_mirror(self, reference: CheckpointReference) -> None:
+        """Upload the step just saved, and no other."""
+        manifest = resolve.candidate_at(reference).manifest
+        if self.mirror is not None and manifest is not None:
+            self.mirror.upload(reference, manifest)
+
+    def may_delete(self, candidate: Candidate) -> bool:
+        """What is no newer than the newest step with a receipt."""
+        if self.mirror is None:
+            return True
+        done = [
+            one.reference.step
+            for one in resolve.scan(self.root)
+            if one.manifest is not None
+            and self.mirror.has_receipt(one.reference, one.manifest.digest)
+        ]
+        return candidate.reference.step <= max(done, default=-1)
+
+
+class ReceiptsOfSteps(DirectoryMirror):
+    """Knows of a step that it was uploaded, and not which save of it."""
+
+    def has_receipt(self, reference: CheckpointReference, manifest_digest: str) -> bool:
+        """Whether there is a receipt of that step."""
+        del manifest_digest
+        return self._receipt_path(reference).exists()
+
+
+@mutant(
+    "D07-again",
+    url="NeuracoreAI/neuracore#861",
+    change="a step that was uploaded once counts as mirrored, whatever is saved under it later",
+    violates={"CKC-MIRR-003"},
+)
+class UploadedOnce(Mirrors):
+    """Does not see that a run went back and saved a step anew."""
+
+    kind = ReceiptsOfSteps
+
+
+class UnsyncedMirror(DirectoryMirror):
+    """Leaves what it has copied to the page cache."""
+
+    def _settle(self, path: Path) -> None:
+        del path
+
+
+@mutant(
+    "A05-mirror",
+    url="jundot/omlx#3095",
+    change="the copies of a mirror are not synced before the originals may be deleted",
+    violates={"CKC-MIRR-008"},
+)
+class MirrorIsNotSynced(Mirrors):
+    """After a power loss neither copy is there."""
+
+    kind = UnsyncedMirror

@@ -274,3 +274,21 @@ class PicklesObjects(CheckpointManager):
         """Delete the objects too."""
         super().delete_step(reference)
         self.unlink(self.objects(reference.step))
+
+
+@mutant(
+    "G03-kept",
+    url="areal-project/AReaL#1468",
+    change="optimizer state that the checkpoint lacks stays as it is in the live optimizer",
+    violates={"CKC-RSUM-008"},
+)
+class LaterMomentsStay(CheckpointManager):
+    """A job that goes back to its beginning keeps the moments of its end."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, and keep what is not in the checkpoint."""
+        before = {one: dict(optimizer.state[one]) for one in optimizer.state}
+        super().restore_optimizer(optimizer, state)
+        for parameter, entry in before.items():
+            if not optimizer.state.get(parameter):
+                optimizer.state[parameter] = entry

@@ -288,3 +288,17 @@ class OlderThanALeftoverGoes(CheckpointManager):
         if self.keep_last <= 0 or newest <= saved.step:
             return super().victims(found, saved)
         return [one for one in found if self.is_own(one)]
+
+
+@mutant(
+    "C02-cut",
+    url="NVIDIA-NeMo/Megatron-Bridge#4678",
+    change="rotation counts a step whose manifest is whole, although a file of it is cut short",
+    violates={"CKC-RETN-009"},
+)
+class CountsByManifest(CheckpointManager):
+    """Does not look at the files behind a manifest."""
+
+    def is_own(self, candidate: Candidate) -> bool:
+        """Whether its manifest is of this run."""
+        return candidate.manifest is not None and candidate.manifest.run_id in self.own_runs

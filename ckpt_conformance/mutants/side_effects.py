@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import signal
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
 
@@ -23,6 +25,7 @@ from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
@@ -243,3 +246,79 @@ class SharedMapping(CheckpointManager):
         """Remember where the state comes from."""
         self.served = opened.reference
         super().fill(opened, plan)
+
+
+# -- what surrounds a load -------------------------------------------------------------------------
+
+
+class ChangesSurroundings(CheckpointManager):
+    """Loads, and leaves something of the process or of the model changed."""
+
+    def apply(self, plan: LoadPlan, job: Any) -> None:  # noqa: ANN401
+        """Hand over, then change."""
+        super().apply(plan, job)
+        self.change(job)
+
+    def change(self, job: Any) -> None:  # noqa: ANN401
+        """Change something that no component owns."""
+        raise NotImplementedError
+
+
+@mutant(
+    "P02-handler",
+    url="Lightning-AI/pytorch-lightning#21406",
+    change="a load installs a handler of SIGTERM and drops the job's own",
+    violates={"CKC-SIDE-010"},
+)
+class TakesTheSignal(ChangesSurroundings):
+    """Means to save in time, and nobody knows of it."""
+
+    def change(self, job: Any) -> None:  # noqa: ANN401
+        """Replace the handler."""
+        del job
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+
+@mutant(
+    "B13-enter",
+    url="mosaicml/composer#1037",
+    change="a load leaves the process in the directory of the checkpoints",
+    violates={"CKC-SIDE-010"},
+)
+class StaysInTheRoot(ChangesSurroundings):
+    """Changes the working directory and does not come back."""
+
+    def change(self, job: Any) -> None:  # noqa: ANN401
+        """Enter."""
+        del job
+        os.chdir(self.root)
+
+
+@mutant(
+    "G02-hook",
+    url="pytorch/pytorch#140898",
+    change="each load leaves one more hook on the model",
+    violates={"CKC-SIDE-010"},
+)
+class LeavesAHook(ChangesSurroundings):
+    """Watches the first step after the load, and all others."""
+
+    def change(self, job: Any) -> None:  # noqa: ANN401
+        """Register."""
+        job.model.register_forward_pre_hook(lambda *_: None)
+
+
+@mutant(
+    "O09-descriptor",
+    url="lm-sys/FastChat#351",
+    change="each save leaves a descriptor of the directory open",
+    violates={"CKC-SIDE-011"},
+)
+class LeaksADescriptor(CheckpointManager):
+    """Ends when no file can be opened any more."""
+
+    def fsync_dir(self, path: Path) -> None:
+        """Sync through a descriptor that nobody closes."""
+        super().fsync_dir(path)
+        if path == self.root:
+            os.open(path, os.O_RDONLY | os.O_CLOEXEC)

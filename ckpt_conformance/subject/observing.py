@@ -6,8 +6,13 @@ settings of the process.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import signal
+import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +60,50 @@ def _process() -> dict[str, Any]:
         "umask": mask,
         "environment": digests.digest(dict(os.environ)),
     }
+
+
+def around_a_load(child: Any) -> dict[str, Any]:  # noqa: ANN401  a Child
+    """Return what a load has no reason to change, one entry for each thing.
+
+    No gradients and no parameter groups: these a load may clear, or bring.
+    """
+    around = surroundings(child)
+    kept = ("modes", "requires_grad", *_process())
+    return {
+        **{name: around[name] for name in kept},
+        "hooks": _hooks(child.job.model),
+        "signals": {number.name: repr(signal.getsignal(number)) for number in signal.Signals},
+        "alarm": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+        "except hooks": [repr(hook) for hook in (sys.excepthook, threading.excepthook)],
+    }
+
+
+def get_ready(child: Any) -> None:  # noqa: ANN401  a Child
+    """Open the manager, then install a handler of the job's own for SIGTERM, as many jobs do."""
+    child.prepare()
+    child.opened  # noqa: B018  the property opens it
+    signal.signal(signal.SIGTERM, _on_signal)
+
+
+def _on_signal(_number: int, _frame: object) -> None:
+    """Do nothing."""
+
+
+def _hooks(model: torch.nn.Module) -> dict[str, int]:
+    """Count the hooks of a module and of all below it, by their kind; none of kinds without any."""
+    kinds = sorted({name for name in vars(model) if name.endswith("_hooks")})
+    counts = {kind: sum(len(getattr(one, kind)) for one in model.modules()) for kind in kinds}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def descriptors(_child: Any) -> list[str]:  # noqa: ANN401  a Child
+    """List what the open descriptors of the process lead to; garbage is collected before."""
+    gc.collect()
+    targets: list[str] = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  names alone
+        with contextlib.suppress(OSError):  # that of the listing itself
+            targets.append(os.readlink(f"/proc/self/fd/{name}"))  # noqa: PTH115
+    return sorted(targets)
 
 
 def move_in(_child: Any, folder: str) -> None:  # noqa: ANN401  a Child

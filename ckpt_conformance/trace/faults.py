@@ -49,7 +49,7 @@ C = TypeVar("C", bound=Counted)
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to do at a call: `error` is an errno's name, "short" or "kill".
+    """What to do at a call: `error` is an errno's name, "short", "kill" or "hold".
 
     `at` is the call, from 1; 0 hits none and only counts. `persistent` hits every call from
     there on; `only` restricts to calls by name; `reading` also counts opening to read, and reads,
@@ -57,7 +57,9 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before, half (of a write), after. `keep` is a folder that takes the directory as it is before
     each call that is counted; nothing else is under way then if `error` is "kill". `elsewhere` also
     counts calls at files that are made elsewhere on the same disk meanwhile: a rename may take them
-    in, and it is full or broken for them, too.
+    in, and it is full or broken for them, too. `alike` restricts to files whose names are of this
+    pattern (`contract.trees`). A call that is held is made when the other one of a `rendezvous` in
+    the folder `gate` has left.
     """
 
     at: int = 0
@@ -68,6 +70,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moment: str = "before"
     keep: str = ""
     elsewhere: bool = False
+    alike: str = ""
+    gate: str = ""
 
     def counts(self, name: str, *, reads: bool, is_whole: bool = False) -> bool:
         """Return whether a call is one that this fault may hit; `reads`: it changes nothing.

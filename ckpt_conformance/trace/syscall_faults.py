@@ -4,7 +4,8 @@ Where a fault asks for it, calls at files that are made elsewhere on the same di
 
 Models: a full disk, a quota, a device error, an interrupted call, a short write (half of the bytes
 really are written), a sync that fails once and forgets the data, and a kill, at the N-th call or
-at every call from there on. Of interrupted calls that is every other one: a call that is made again
+at every call from there on. Or the call is held until another process lets it go: the whole process
+stands, as far as it calls. Of interrupted calls that is every other one: a call that is made again
 goes through, as in reality. A kill inside a write leaves whole pages of it, as Linux does.
 Does not model: a call that hangs; errors of memory mappings.
 Proof: `fired`, the list of calls, and an event in the journal before the fault.
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckpt_conformance.contract import journal, kept_trees
+from ckpt_conformance.contract import journal, kept_trees, trees
 from ckpt_conformance.contract.journal import Fired
+from ckpt_conformance.processes import rendezvous
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.events import FaultArmed, FaultDisarmed
 from ckpt_conformance.trace.faults import SYNCING, WRITING, CountedCall, Fault, FaultReport
@@ -113,14 +115,16 @@ class FaultSupervisor:
         is_asked_for = self.fault.elsewhere or not elsewhere
         is_whole = action.half == 0
         is_counted = self.fault.counts(request.name, reads=reads, is_whole=is_whole)
-        if not (self.armed and is_asked_for and is_counted):
+        path = elsewhere or action.path
+        is_alike = not self.fault.alike or trees.pattern(path) == self.fault.alike
+        if not (self.armed and is_asked_for and is_counted and is_alike):
             return usual
         self.calls += 1
         due = self.fault.is_due(self.calls)
         call = CountedCall(
             call=self.calls,
             what=request.name,
-            path=elsewhere or action.path,
+            path=path,
             size=action.size,
             offset=action.offset,
             reads=reads,
@@ -171,6 +175,9 @@ class FaultSupervisor:
             os.write(self.journal, journal.encode(fired))
         if self.fault.error == "kill":
             return self._kill(action)
+        if self.fault.error == "hold":
+            rendezvous.stand(Path(self.fault.gate))
+            return "perform"
         if self.fault.error == "short":
             return action.perform(action.half) if action.perform is not None else "perform"
         code = int(getattr(errno, self.fault.error))

@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract import DEFAULT_KIND, Feature
+from ckpt_conformance.contract import DEFAULT_KIND, Feature, trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.harness.messages import (
     Close,
@@ -23,6 +23,7 @@ from ckpt_conformance.harness.messages import (
     RunResult,
     Save,
     Train,
+    TrainResult,
 )
 from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
@@ -359,11 +360,24 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
 
     Why: in a live job the optimizer has state, the iterator is under way and objects are shared: a
     load that was only tried on fresh ones leaves part of them as they are (H01, G03).
-    How: save at 4, train to 6, load, train on, all in one child.
+    How: save at 4, train to 6, load, train on, all in one child. Then save before the first step,
+    where optimizers have no state yet, and load that into the job that has trained; who refuses to
+    save or to load that has nothing to clear.
     """
     resumption.needs_mid_epoch(subject)
     result = subject.run(6, (NEWEST,), then=[Load(), Train(n=4)])
     _follow_ops(subject, result, "a job that rolled back leaves the unbroken run")
+    trees.clear(subject.root)
+    train = Train(n=resumption.AFTER)
+    result = subject.execute(Save(step=0), train, Load(), train)
+    if result.exit_kind is ExitKind.ENDED and result.error:
+        return
+    first, again = (result.of(TrainResult, at).records for at in (0, 1))
+    if first != again or not first:
+        pairs = zip(again, first, strict=False)
+        differs = next((resumption.other_fields(*pair) for pair in pairs if pair[0] != pair[1]), [])
+        message = "a job that went back to its beginning does not repeat its own records"
+        raise Violation(message, evidence=subject.evidence(result, differs=differs))
 
 
 @check("CKC-RSUM-009")

@@ -20,6 +20,7 @@ from ckpt_conformance.harness.messages import (
     Train,
 )
 from ckpt_conformance.subject import controls, oracle
+from ckpt_conformance.subject import names as step_names
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     Fault = Callable[[Path], Damage]  # does damage to a directory
 
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
-OLDER, NEWEST = 2, 4
+OLDER, NEWEST, LATER = 2, 4, 6
 GENERATORS = "rng"  # the component whose tensors do not take any bits
 SEVERAL = 9  # bits
 
@@ -214,7 +215,8 @@ def test_a_file_of_another_step_is_never_served(subject: Subject) -> None:
 
     Why: a retried copy put a shard of an older step of the same layout in its place, and it was
     loaded without a word (MX3, A10).
-    How: put a file of step 2 under its name in step 4, swap two files, copy one over another.
+    How: put a file of step 2 under its name in step 4, swap two files, copy one over another; put
+    all of step 2 under the names of step 4, as a copied or renamed directory is.
     """
     golden = subject.golden()
     pairs = subject.sample(list(counterparts(golden).items()), 5)
@@ -230,6 +232,10 @@ def test_a_file_of_another_step_is_never_served(subject: Subject) -> None:
             partial(at_rest.swap_files, file=a, other=b),
             partial(at_rest.duplicate, file=a, source=b),
         ]
+    older, newer = (step_names.of_step(golden, step) for step in (OLDER, NEWEST))
+    if older and [name.of(NEWEST) for name in older] == [name.path for name in newer]:
+        moves = {name.path: name.of(NEWEST) for name in older}
+        faults.append(partial(at_rest.copy_over, copies=moves))
     if not faults:
         raise NotApplicable("no file of the older step plays the part of one of the newer step")
     never_served(subject, faults)
@@ -321,7 +327,8 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
 
     Why: a job could not restart until a person deleted the broken directory, although an older
     checkpoint beside it was whole (B07).
-    How: cut a file of step 4 in half, then by its last byte only; resume, expect step 2.
+    How: cut a file of step 4 in half, then by its last byte only; resume, expect step 2. Then cut
+    one of step 4 and one of step 6; resume, expect step 2.
     """
     if not older_stays(subject.golden()):
         raise NotApplicable("only the newest step is on disk")
@@ -340,15 +347,42 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
             acknowledged=(OLDER, NEWEST),
             damage=damage.to_json(),
         )
+    if subject.info.max_keep is None or subject.info.max_keep > 2:  # noqa: PLR2004  three steps
+        _serves_the_third(subject)
+
+
+def _serves_the_third(subject: Subject) -> None:
+    """Raise Violation unless step 2 is served where steps 4 and 6 are damaged."""
+    golden = subject.golden((OLDER, NEWEST, LATER))
+    if not older_stays(golden):
+        return
+    subject.materialize(golden)
+    files = [largest_of(golden, step) for step in (NEWEST, LATER)]
+    for file in files:
+        at_rest.truncate(subject.root, file, "half")
+    subject.judge(
+        subject.resume(),
+        {OLDER: subject.loaded(subject.golden(), OLDER)},
+        {Outcome.LOST_STEP},
+        f"{' and '.join(files)} are cut in half: the whole step {OLDER} is not served",
+        newest=LATER,
+        acknowledged=golden.saves,
+    )
+
+
+def largest_of(golden: Golden, step: int) -> str:
+    """Name the file that holds the longest payload of a step."""
+    samples, files = golden.payload_samples[step], payload.of_step(golden, step)
+    places = payload.places(golden.snapshot(step), samples, files)
+    return max(places, key=lambda place: place.length).file
 
 
 def older_stays(golden: Golden) -> bool:
-    """Return whether the payload of the older step still lies there beside the newer one."""
-    files = {
-        place.file
-        for place in payload.places(golden.snapshot(OLDER), golden.payload_samples[OLDER])
-    }
-    return not files & set(payload.of_step(golden, NEWEST))
+    """Return whether the payload of the oldest step still lies there beside the newer ones."""
+    oldest, *newer = golden.saves
+    places = payload.places(golden.snapshot(oldest), golden.payload_samples[oldest])
+    files = {place.file for place in places}
+    return not any(files & set(payload.of_step(golden, step)) for step in newer)
 
 
 @check("CKC-CORR-007")

@@ -18,8 +18,12 @@ from ckpt_conformance.contract.verdicts import (
 from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
+    Fresh,
+    LeavesResult,
+    Load,
     Perturb,
     Probe,
+    ReadLeaves,
     Run,
     RunResult,
     Save,
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
 WORSE = {Outcome.COLD_START, Outcome.SILENT_WRONG, Outcome.LOST_STEP}
 NEVER_WRONG = {Outcome.NEW, Outcome.PREVIOUS, Outcome.LOST_STEP, *REFUSALS}
 POWERS = (9, 10, 99, 100)
+DRAWN = {"loader", "rng", "gradients"}  # what the first batch after a load changes
 WIDER = (999, 1_000, 999_999, 1_000_000)  # where a padding of three or six digits ends
 
 
@@ -283,13 +288,41 @@ def test_a_tree_resumes_from_another_place(subject: Subject) -> None:
     message = "a directory that was moved does not resume"
     judge(subject, subject.resume(root=elsewhere), legal, {Outcome.NEW}, message)
     subject.root.mkdir()
-    near = probe("enter", folder=str(subject.root.parent))
+    near, far, there = _near_and_far(subject)
     subject.execute(near, Run(until=4, save_at=(2, 4)), Close(), root=subject.root.name)
-    there = subject.root.relative_to(subject.folder)
-    far = probe("enter", folder=str(subject.folder))
     result = subject.execute(far, Run(resume=True, stop_after=0), root=there, seed=OTHER_SEED)
     message = "a relative directory does not resume from another working directory"
     judge(subject, result, legal, {Outcome.NEW}, message)
+
+
+def _near_and_far(subject: Subject) -> tuple[Probe, Probe, Path]:
+    """Return how to enter the parent of the root, and another directory; the root seen from there.
+
+    From the parent the root is its own name.
+    """
+    near, far = (
+        probe("enter", folder=str(place)) for place in (subject.root.parent, subject.folder)
+    )
+    return near, far, subject.root.relative_to(subject.folder)
+
+
+@check("CKC-DISC-016")
+def test_a_relative_directory_stays_where_it_was_opened(subject: Subject) -> None:
+    """A job that changes its working directory goes on to save where it began.
+
+    Why: a path that is kept as it was given means another place from then on: the saves of a job
+    lie in two directories, and a restart finds the older ones (B13).
+    How: open with a relative root, save, change the working directory, save again; restart.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    trees.clear(subject.root)
+    near, far, _ = _near_and_far(subject)
+    moved = (near, Run(until=2, save_at=(2,)), far, Run(until=4, save_at=(4,)))
+    result = subject.execute(*moved, Close(), root=subject.root.name)
+    message = "after a change of the working directory a job saves to another place"
+    evidence = {"saving": subject.tell(result)}
+    judge(subject, subject.resume(), legal, {Outcome.NEW}, message, **evidence)
 
 
 @check("CKC-DISC-005")
@@ -438,7 +471,8 @@ def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
     Why: a name from a counter that starts at 0 in each process wrote step 2200 over step 200
     (C14).
     How: resume from step 4, save step 6 in that child; then ask for step 2 (step 4, where the
-    manager keeps two) and for the latest.
+    manager keeps two) and for the latest. Then resume from step 2 where 4 and 6 are there, save
+    another step 4: the latest is that one or 6, as its manager has it, and each is whole.
     """
     most = subject.info.max_keep or 3
     if most < 2:  # noqa: PLR2004  the step that is saved, and another one
@@ -458,6 +492,56 @@ def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
     if oracle.step_of(result) != 6:  # noqa: PLR2004  the step that the resumed run saved
         message = "the save of a resumed run is not the newest"
         raise Violation(message, evidence=subject.evidence(result))
+    if most > 2 and subject.info.shape == "manager":  # noqa: PLR2004  the three that are there
+        _save_after_going_back(subject)
+
+
+def _save_after_going_back(subject: Subject) -> None:
+    """Resume from step 2 beside 4 and 6, save another 4; raise Violation unless both are whole.
+
+    Which of them is the latest is the manager's own policy. It may also delete step 6, which is of
+    a run that was given up, if it names it no more. A save that is refused costs nothing.
+    """
+    golden = subject.golden((2, 4, 6))
+    states = {step: subject.loaded(subject.golden(), step) for step in (2, 4)}
+    kept = subject.holds - DRAWN
+    exact = {part for part in kept if states[4].get(part) == golden.at[4].get(part)}
+    subject.materialize(golden)
+    back = (Load(step=2), Perturb(), Train(n=2))
+    saved = subject.execute(*back, ReadLeaves(), Save(step=4), seed=OTHER_SEED)
+    new = whole(saved.of(LeavesResult).leaves or {})
+    if saved.steps_of("acknowledged") != [4]:
+        return
+    requests: tuple[bool | int, ...] = (True, 4, 6)
+    looks = [Run(resume=request, stop_after=0, go_on=True) for request in requests]
+    ops = [op for look in looks for op in (look, Close(), Fresh())]
+    result = subject.execute(*ops, Steps(), seed=OTHER_SEED)
+    legal = {4: new, 6: golden.at[6]}
+    gave = [_gave(look, legal, exact) for look in result.all_of(RunResult)]
+    is_gone = max(legal) not in (result.of(StepsResult).steps or ())
+    if gave[:2] in ([4, 4], [6, 4]) and (gave[2:] == [6] or (is_gone and gave[2:] == [None])):
+        return
+    told = dict(zip(("the latest", "step 4", "step 6"), gave, strict=False))
+    message = "after a resume from an older step, and a save, a load gives what nobody saved"
+    evidence = subject.evidence(result, loads=told)
+    about = (
+        test_the_last_save_of_a_step_is_served,
+        bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,
+    )
+    doubt = controls.blame(subject, message, *about)
+    raise doubt if doubt.see else Violation(message, evidence=evidence)
+
+
+def _gave(look: RunResult, legal: Mapping[int, Leaves], parts: set[str]) -> int | str | None:
+    """Return the step of a whole state that a load gave; words for another one, None if refused."""
+    if look.arrived is None:
+        return None
+    step = look.arrived.step
+    state = whole(look.states.get(step, {}))
+    if step in legal and oracle.same(state, legal[step], parts):
+        return step
+    differs = oracle.differences(state, legal[step], parts) if step in legal else []
+    return f"step {step}, and not as it was saved: {', '.join(differs)}"
 
 
 @check("CKC-DISC-013")

@@ -15,7 +15,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance.fault_injectors import counting
+from ckpt_conformance.fault_injectors import at_rest, counting
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.fault_injectors.points import Now
 from ckpt_conformance.fault_injectors.system_call import REMOVALS
@@ -34,6 +34,7 @@ from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_damage as damage
 from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_explicit_step as explicit
 from ckpt_conformance.suites.controls import test_smoke as smoke
@@ -549,7 +550,8 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
     """What is not whole does not count among the checkpoints to keep.
 
     Why: two directories of dead saves took the places, and the good ones were pruned (KX8, C02).
-    How: beside steps 2 and 4 plant empty names of 6 and 8; save step 10 with two to keep, ask.
+    How: beside steps 2 and 4 plant empty names of 6 and 8; save step 10 with two to keep, ask. Then
+    cut a file of steps 4 and 6 in half, beside a whole manifest if there is one, and save step 10.
     """
     golden = subject.golden()
     of_four = names.require_step_names(golden, 4)
@@ -565,6 +567,26 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
     if lost:
         evidence = {"lost": lost, "steps": stay}
         raise Violation("leftovers took the place of whole checkpoints", evidence=evidence)
+    _require_no_slot_for_what_is_cut(subject)
+
+
+def _require_no_slot_for_what_is_cut(subject: Subject) -> None:
+    """Raise Violation unless step 2 stays where steps 4 and 6 are cut and two are to be kept."""
+    golden = subject.golden((2, 4, 6))
+    subject.materialize(golden)
+    if not set(paths(golden, 2)) & set(there(subject)) or not damage.older_stays(golden):
+        return
+    cut = [damage.largest_of(golden, step) for step in (4, 6)]
+    for file in cut:
+        at_rest.truncate(subject.root, file, "half")
+    result = rotating(subject, 10, (10,), keeping(subject, 2), then=[Close()])
+    if not result.went_well:
+        raise trouble(subject, result)
+    stay = subject.steps()
+    lost = [step for step in (2, 10) if step not in stay]
+    if lost:
+        evidence = {"lost": lost, "steps": stay, "cut in half": cut}
+        raise Violation("steps that are cut short took the place of whole ones", evidence=evidence)
 
 
 @check("CKC-RETN-012")

@@ -146,3 +146,12 @@ def test_files_of_a_step_are_those_its_save_made_or_changed(root: Path, tmp_path
     (before / "meta.json").write_text("{}")
     assert payload.changed(before, root) == ["deep/weights.bin", "meta.json"]
     assert payload.changed(None, root) == payload.names(root)
+
+
+def test_all_of_a_step_can_be_put_under_another_name(root: Path) -> None:
+    damage = at_rest.copy_over(root, {"deep": "other", "other.bin": "meta.json"})
+    assert contents(root)["other/weights.bin"] == contents(root)["deep/weights.bin"]
+    assert contents(root)["meta.json"] == contents(root)["other.bin"]
+    assert (damage.file, damage.before) == ("other", at_rest.ABSENT)
+    with pytest.raises(Unknown, match="did not fire"):
+        at_rest.copy_over(root, {"deep": "other"})

@@ -53,6 +53,14 @@ def test_a_program_comes_back_as_it_was_sent() -> None:
     assert messages.decode(messages.encode(sent), Program) == sent
 
 
+def test_step_0_is_no_default() -> None:
+    sent = program(Run(resume=0), Load(step=0), Save(step=0))
+    came = messages.decode(messages.encode(sent), Program).ops
+    assert isinstance(came[0], Run)
+    assert came[0].resume is not False
+    assert came == sent.ops
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

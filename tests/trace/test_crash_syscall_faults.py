@@ -222,3 +222,38 @@ def test_every_call_of_a_run_can_fail_once_and_from_there_on(tmp_path: Path) -> 
             found = run(tmp_path / f"{persistent}{at}", FAMILY, at=at, persistent=persistent)
             assert found["fired"] >= 1
             assert found["log"][at - 1]["injected"]
+
+
+def test_a_fault_may_last_for_the_files_of_one_kind_of_name(tmp_path: Path) -> None:
+    work = """
+    for name in ("part-1", "whole", "part-22"):
+        try: careful(root / name, b"x")
+        except OSError as problem: print(name, problem, file=sys.stderr)
+"""
+    found = run(tmp_path, work, at=1, error="EIO", persistent=True, alike="part-#")
+    assert found["stderr"].count("[Errno 5]") == 2
+    assert [call["path"] for call in found["log"]] == ["part-1", "part-22"]
+    assert (tmp_path / "root" / "whole").read_bytes() == b"x"
+
+
+def test_a_call_is_held_until_another_process_has_looked(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    before = f"""
+    from ckpt_conformance.processes import rendezvous
+    gate = Path({str(gate)!r})
+    rendezvous.make(gate)
+    if os.fork() == 0:
+        rendezvous.enter(gate)
+        (gate / "seen").write_text(" ".join(sorted(os.listdir(root))))
+        rendezvous.leave(gate)
+        os._exit(0)
+"""
+    work = """
+    careful(root / "a", b"a")
+    os.rename(root / "a", root / "b")
+"""
+    only = ["rename"]
+    found = run(tmp_path, work, before=before, at=1, error="hold", only=only, gate=str(gate))
+    assert (found["fired"], found["code"]) == (1, 0)
+    assert (gate / "seen").read_text() == "a"
+    assert (tmp_path / "root" / "b").read_bytes() == b"a"

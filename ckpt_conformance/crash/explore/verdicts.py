@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.explore.engine import Explorer
     from ckpt_conformance.crash.explore.exploration import ModelReport
     from ckpt_conformance.crash.explore.exploration import Violation as FoundViolation
+    from ckpt_conformance.harness.messages import Fault
     from ckpt_conformance.subject.subject import Subject
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")
 MODELS_OF_RANKS = ("ranks", "node-loss")  # what `nfs` loses `node-loss` loses, too
 SAME = ("same",)
+NEWEST = 4  # the step that the workload `second` saves
 RANKS = {"fsdp": 2}  # the layout of a world whose saves are recorded
 EXPLORED: Slot[Explorer] = Slot("the exploration of a workload")
 CONTROL: Slot[list[str | None]] = Slot("what going on without a crash gives, where it is known")
@@ -57,6 +60,21 @@ def _explore(subject: Subject, name: str) -> Explorer:
     controls.append(explorer.result.control)
     carry(subject, name, explorer)
     return explorer
+
+
+def explore_injected(subject: Subject, fault: Fault) -> str:
+    """Explore the save of step 4 under a fault that it survives; give the name of that workload.
+
+    Every state that the quick budget enumerates is recovered from: it is about the few in which the
+    data of a failed sync is gone.
+    """
+    recorded = workloads.injected(subject, "second", fault, NEWEST)
+    limits = replace(engine.FULL_CHECK, candidates=engine.QUICK.candidates, onward=0)
+    explorer = engine.Explorer(subject, recorded, limits)
+    engine.run(explorer, MODELS)
+    subject.forget(EXPLORED, recorded.name)  # that of another fault
+    subject.once(EXPLORED, lambda: explorer, recorded.name)
+    return recorded.name
 
 
 def explored_of_ranks(subject: Subject, name: str) -> Explorer:

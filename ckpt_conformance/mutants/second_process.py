@@ -1,0 +1,105 @@
+"""Classes A and B: a second process and a save that is in progress disturb each other."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import (
+    CheckpointDamaged,
+    CheckpointManager,
+    CheckpointReference,
+    LoadResult,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
+
+
+@mutant(
+    "A12-load",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="a load first removes what it takes for the leftovers of a dead save",
+    violates={"CKC-SIDE-012"},
+)
+class LoadCleansUp(CheckpointManager):
+    """Cannot tell a dead save from one that is under way."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Clean up, then load."""
+        self.abandon()
+        return super().load(*given, **named)
+
+
+@mutant(
+    "A12-steps",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="a listing of the steps first removes what it takes for the leftovers of a dead save",
+    violates={"CKC-SIDE-012"},
+)
+class ListingCleansUp(CheckpointManager):
+    """Cannot tell a dead save from one that is under way."""
+
+    def steps(self) -> list[int]:
+        """Clean up, then list."""
+        self.abandon()
+        return super().steps()
+
+
+@mutant(
+    "B16-open",
+    url="google/orbax#394",
+    change="whoever opens the directory removes what is staged there",
+    violates={"CKC-SIDE-012"},
+)
+class OpeningCleansUp(CheckpointManager):
+    """Takes what is temporary for abandoned when it starts."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401
+        """Open, and clean up."""
+        super().__init__(*given, **named)
+        self.abandon()
+
+
+class Locks(CheckpointManager):
+    """Saves under a lock of the directory."""
+
+    @contextmanager
+    def locked(self, how: int) -> Generator[None]:
+        """Hold the lock of the directory; raises BlockingIOError as `how` says."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, how)
+            yield
+        finally:
+            os.close(lock)
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save alone."""
+        with self.locked(fcntl.LOCK_EX):
+            return super().save_snapshot(state)
+
+
+@mutant(
+    "B07-busy",
+    url="huggingface/transformers#35782",
+    change="a load is refused while a save is under way",
+    violates={"CKC-SIDE-012"},
+)
+class RefusedWhileSaving(Locks):
+    """An evaluation beside the training has to be lucky."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load, unless somebody saves."""
+        try:
+            with self.locked(fcntl.LOCK_SH | fcntl.LOCK_NB):
+                return super().load(*given, **named)
+        except BlockingIOError as error:
+            msg = f"{self.root} is in use"
+            raise CheckpointDamaged(msg) from error

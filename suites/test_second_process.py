@@ -1,0 +1,205 @@
+"""A second process beside a save that is in progress: an evaluation, or a look at what is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.contract import Capability, trees
+from ckpt_conformance.contract.verdicts import Cause, Outcome, Unknown, Violation
+from ckpt_conformance.fault_injectors import injected_save, points, system_call
+from ckpt_conformance.fault_injectors.injected_calls import why_not
+from ckpt_conformance.fault_injectors.injected_save import NEWEST, OLDER, SaveKind
+from ckpt_conformance.harness.client import is_unsupervised
+from ckpt_conformance.harness.messages import (
+    Close,
+    ExitKind,
+    Fresh,
+    Probe,
+    ProbeResult,
+    Run,
+    RunResult,
+    Steps,
+    StepsResult,
+)
+from ckpt_conformance.subject import controls, oracle
+from ckpt_conformance.subject.batched_recovery import Case, resume_each
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import OTHER_SEED
+from ckpt_conformance.suites.controls import test_discovery as discovery
+from ckpt_conformance.suites.controls import test_explicit_step as explicit_step
+from ckpt_conformance.suites.controls import test_sigkill_truncation as kills
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.fault_injectors.points import Point
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Leaves
+    from ckpt_conformance.subject.subject import Subject
+
+WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
+DEADLINE = 20.0  # seconds that each of the two may take: one of them stands until the other is done
+NAMING = frozenset({"rename", "renameat", "renameat2", "link", "linkat"})
+MOST = 12  # points at the full budget
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A save that was held at a point, and what a second process did meanwhile."""
+
+    point: Point
+    saving: ProcessResult
+    second: ProcessResult
+    after: Path  # the directory after the save
+
+    @property
+    def removed(self) -> list[str]:
+        """Names that were there when the second process came, and not when it went."""
+        trees_seen = [one.value for one in self.second.all_of(ProbeResult) if one.value]
+        if len(trees_seen) < 2:  # noqa: PLR2004  before and after
+            return []
+        before, after = trees_seen[0], trees_seen[-1]
+        return sorted(set(before) - set(after))
+
+
+@check("CKC-SIDE-012")
+def test_a_second_process_and_a_save_do_not_disturb_each_other(subject: Subject) -> None:
+    """A second process that opens, lists and loads in the middle of a save gets a whole step.
+
+    Why: who cleans up when it opens, lists or loads takes the files of a live save for leftovers,
+    and the save fails or is torn; who asks for a lock is refused for as long as anybody saves (A12,
+    B16, B07).
+    How: hold the save of step 4 at some of its system calls; open, list, load, and load step 2,
+    in another process; let the save go on. It must end well, and both steps must load.
+    """
+    legal = subject.legal(subject.golden())
+    every = injected_save.points_of(subject, SaveKind.NEW)
+    if not any(point.fault == points.SYSTEM_CALL for point in every):
+        raise Unknown("this machine can hold no system call", cause=Cause.MACHINE)
+    held: list[Beside] = []
+    for number, point in enumerate(chosen(subject, every)):
+        held.append(beside(subject, number, point))
+        answers_are_whole(subject, held[-1], legal)
+        nothing_is_disturbed(subject, held[-1])
+    saves_load(subject, held, legal)
+
+
+def chosen(subject: Subject, every: Sequence[Point]) -> list[Point]:
+    """Choose calls that are held: early in the save, where it gives its first name, and the last.
+
+    At the full budget others as well, that differ in what is there.
+    """
+    before = [point for point in every if point.moment == "before"]
+    naming = [point for point in before if point.what in NAMING]
+    middle = naming[0] if naming else before[len(before) // 2]
+    strata = list(dict.fromkeys([before[min(2, len(before) - 1)], middle, before[-1]]))
+    if subject.budget != "full":
+        return strata
+    others = points.choose([p for p in before if p not in strata], subject.rng, MOST)
+    return [*strata, *others][:MOST]
+
+
+def beside(subject: Subject, number: int, point: Point) -> Beside:
+    """Hold the save at a point while another process looks; raises Unknown if it was not held."""
+    gate = subject.scratch / f"gate-{number}"
+    trees.clear(subject.root)
+    held = system_call.hold(point.at, gate)
+    given: dict[str, Any] = {"faults": (held,), "fault_step": NEWEST, "go_on": True}
+    save = Run(until=NEWEST, save_at=(OLDER, NEWEST), **given)
+    first = subject.program(save, _probe("was_held", gate=str(gate)), Close(), deadline=DEADLINE)
+    ops = looks(subject, gate)
+    second = subject.program(*ops, rank=1, seed=OTHER_SEED, deadline=DEADLINE)
+    saving, other = subject.send([first, second])
+    if is_unsupervised(saving):
+        raise why_not(subject, saving)
+    if not saving.has_fired:
+        raise Unknown(f"the save was not held {point.name}: {subject.tell(saving)}")
+    after = subject.scratch / f"after-{number}"
+    trees.copy(subject.root, after)
+    return Beside(point, saving, other, after)
+
+
+def _probe(name: str, **args: str) -> Probe:
+    return Probe(probe=f"ckpt_conformance.harness.probes:{name}", args=args)
+
+
+def looks(subject: Subject, gate: Path) -> list[AnyOp]:
+    """List what the second process does, from when the first is held to when it may go on."""
+    capable, is_manager = subject.info.capabilities, subject.info.shape == "manager"
+    ops: list[AnyOp] = [_probe("wait_for_the_other", gate=str(gate)), _probe("tree")]
+    if Capability.STEPS in capable:
+        ops.append(Steps(go_on=True))
+    ops.append(Run(resume=True, stop_after=0, go_on=True))
+    if Capability.EXPLICIT_STEP in capable and is_manager:
+        ops += [Close(go_on=True), Fresh(), Run(resume=OLDER, stop_after=0, go_on=True)]
+    return [*ops, Close(go_on=True), _probe("tree"), _probe("let_the_other_go", gate=str(gate))]
+
+
+def answers_are_whole(subject: Subject, one: Beside, legal: Mapping[int, Leaves]) -> None:
+    """Raise Violation unless the second process got whole steps, and an answer to each request.
+
+    Raises Unknown where a process that dies at that call leaves as little: that is CKC-ATOM-001.
+    """
+    second, where = one.second, f"while a save is {one.point.name}"
+    if second.exit_kind is not ExitKind.ENDED:
+        message = f"{where}, a second process does not end: {subject.tell(second)}"
+        raise Violation(message, evidence=subject.evidence(second))
+    latest, *named = (replace(second, results=(run,)) for run in second.all_of(RunResult))
+    judge = partial(subject.classify, legal=legal, newest=NEWEST, acknowledged=(OLDER,))
+    outcome = judge(latest)
+    if outcome not in WHOLE:
+        _require_whole_where_it_died(subject, one, legal)
+        evidence = subject.evidence(latest, outcome=str(outcome))
+        raise Violation(f"{where}, a load gives no whole step: {outcome}", evidence=evidence)
+    for result in named:
+        step, state = oracle.arrival(result)
+        if step != OLDER or not oracle.same(state, legal[OLDER], subject.holds):
+            controls.require(explicit_step.test_an_explicit_step_is_served_whole, subject)
+            message = f"{where}, step {OLDER} does not load"
+            raise Violation(message, evidence=subject.evidence(result, legal[OLDER]))
+    listed = second.of(StepsResult).steps
+    if Capability.STEPS in subject.info.capabilities and listed is None:
+        controls.require(discovery.test_steps_names_what_loads, subject)
+        error = second.of(StepsResult).error
+        told = {"error": error.message if error else "no answer"}
+        raise Violation(f"{where}, discovery does not answer", evidence=told)
+
+
+def _require_whole_where_it_died(
+    subject: Subject, one: Beside, legal: Mapping[int, Leaves]
+) -> None:
+    """Raise Unknown if what a kill at that point leaves gives no whole step either."""
+    trees.materialize(injected_save.crash_state(subject, SaveKind.NEW, one.point), subject.root)
+    result = subject.resume()
+    if subject.classify(result, legal, newest=NEWEST, acknowledged=(OLDER,)) not in WHOLE:
+        reason = f"killed {one.point.name}: {subject.tell(result)}"
+        about = kills.test_a_kill_during_a_save_costs_at_most_that_step
+        raise controls.blame(subject, reason, about)
+
+
+def nothing_is_disturbed(subject: Subject, one: Beside) -> None:
+    """Raise Violation unless the save that was held ended well, and kept all of its files."""
+    where = f"while a save is {one.point.name}, a second process opens, lists and loads"
+    evidence: dict[str, Any] = {"removed": one.removed[:8]} if one.removed else {}
+    if not one.saving.went_well or one.saving.steps_of("acknowledged") != [OLDER, NEWEST]:
+        told = f"{where}: the save fails: {subject.tell(one.saving)}"
+        raise Violation(told, evidence=subject.evidence(one.saving, **evidence))
+    if one.removed:
+        raise Violation(f"{where}, and removes files", evidence=evidence)
+
+
+def saves_load(subject: Subject, held: Sequence[Beside], legal: Mapping[int, Leaves]) -> None:
+    """Raise Violation unless each save that was held is served in a new process."""
+
+    def is_new(result: ProcessResult) -> bool:
+        step, state = oracle.arrival(result)
+        return step == NEWEST and oracle.same(state, legal[NEWEST], subject.holds)
+
+    results = resume_each(subject, [Case(one.after) for one in held], is_new)
+    for one, result in zip(held, results, strict=True):
+        if not is_new(result):
+            message = f"a save that was {one.point.name} beside a second process is not served"
+            raise Violation(message, evidence=subject.evidence(result, legal[NEWEST]))
