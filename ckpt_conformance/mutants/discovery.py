@@ -512,7 +512,7 @@ class RootIsRelative(CheckpointManager):
     def __init__(self, root: Any, **named: Any) -> None:  # noqa: ANN401
         """Keep the path as it was given."""
         super().__init__(root, **named)
-        self.asked = os.fspath(root)
+        self.asked = str(root)
 
     def prepare(self) -> None:
         """Save to where the path leads by now."""

@@ -98,7 +98,7 @@ class WritesItAtOnce(CheckpointManager):
         with durable.create(path) as file, AtOnce(file) as writer:
             torch_zip.write_tree(tree, writer)
             self.fsync_file(file)
-        return FileEntry(writer.size, writer.hexdigest())
+        return FileEntry(int(writer.size), writer.hexdigest())
 
 
 class AtOnce(durable.HashingWriter):

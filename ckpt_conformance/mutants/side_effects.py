@@ -251,6 +251,10 @@ class SharedMapping(CheckpointManager):
 # -- what surrounds a load -------------------------------------------------------------------------
 
 
+def _pass(*_: object) -> None:
+    """Do nothing, as a hook or a handler."""
+
+
 class ChangesSurroundings(CheckpointManager):
     """Loads, and leaves something of the process or of the model changed."""
 
@@ -276,7 +280,7 @@ class TakesTheSignal(ChangesSurroundings):
     def change(self, job: Any) -> None:  # noqa: ANN401
         """Replace the handler."""
         del job
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGTERM, _pass)
 
 
 @mutant(
@@ -305,7 +309,7 @@ class LeavesAHook(ChangesSurroundings):
 
     def change(self, job: Any) -> None:  # noqa: ANN401
         """Register."""
-        job.model.register_forward_pre_hook(lambda *_: None)
+        job.model.register_forward_pre_hook(_pass)
 
 
 @mutant(
