@@ -98,11 +98,13 @@ class WritesItAtOnce(CheckpointManager):
         with durable.create(path) as file, AtOnce(file) as writer:
             torch_zip.write_tree(tree, writer)
             self.fsync_file(file)
-        return FileEntry(int(writer.size), writer.hexdigest())
+        return FileEntry(writer.size, writer.hexdigest())
 
 
 class AtOnce(durable.HashingWriter):
     """Believes that a write takes all."""
+
+    size: int
 
     def write(self, data: durable.Bytes) -> int:
         """Write past the buffer, and go on behind what should be there."""
