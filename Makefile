@@ -119,7 +119,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/by
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 .PHONY: validate-models test test-all soak nightly mutants bench
-test: $(VENV)/.stamp-dev ## the project's own tests (11 to 14 minutes on 2 cores)
+test: $(VENV)/.stamp-dev ## the project's own tests (11 to 16 minutes on 2 cores)
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
 test-all: $(VENV)/.stamp-dev ## every test, the whole kill matrix, lint, types, wheel, python -O, two releases of torch

@@ -24,7 +24,7 @@ from ckpt_conformance.harness import messages, preload, rank_group
 from ckpt_conformance.harness.gate import Gate as UploadGate
 from ckpt_conformance.harness.messages import Program, Report
 from ckpt_conformance.harness.pending_saves import pending_save, wait_for
-from ckpt_conformance.processes import unix_sockets
+from ckpt_conformance.processes import lifecycle, unix_sockets
 from ckpt_conformance.trace import sources
 from ckpt_conformance.workload import devices
 from ckpt_conformance.workload.job import Job
@@ -59,12 +59,20 @@ class Child:
         self.gate = UploadGate()
         self.faults: list[Any] = []
         self.payload_samples: dict[int, Any] = {}
-        self.job = self.new_job(program.job)
+        self.job = self._first_job(program.job)
         self._opened: Any = None
         self._prepared: Any = None  # the job that the open manager has prepared
         self._pending: tuple[int, Any] | None = None  # step and PendingSave
         self._saves_in_background = False
         self.journal.on_acknowledged = self._acknowledged
+
+    def _first_job(self, spec: messages.JobSpec) -> Any:  # noqa: ANN401
+        """Build the job; where that fails no manager has been called, and the process says so."""
+        try:
+            return self.new_job(spec)
+        except Exception:  # noqa: BLE001  whatever it is, it is ours
+            traceback.print_exc()
+            lifecycle.exit_now(lifecycle.NO_JOB)
 
     def new_job(self, spec: messages.JobSpec) -> Any:  # noqa: ANN401  Job | ShardedJob
         """Build a job whose records go to the journal."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 FAILED = 70  # the exit status of a child whose own code raised: EX_SOFTWARE of sysexits.h
+NO_JOB = 71  # of a child that could not even build the job that it was to run
 
 
 class ExitKind(StrEnum):

@@ -242,8 +242,8 @@ class Subject:
         for result in results:
             if result.error and result.error.is_a(OptionNotImplementedError):
                 raise NotApplicable(f"the adapter does not implement {result.error.message}")
-            if result.exit_kind is ExitKind.CRASHED and result.code == lifecycle.FAILED:
-                raise Unknown(f"a child failed outside of every operation: {self.tell(result)}")
+            if result.exit_kind is ExitKind.CRASHED and result.code == lifecycle.NO_JOB:
+                raise Unknown(f"the job could not be built: {self.tell(result)}")
         return results
 
     def send_rank_group(self, program: Program) -> list[ProcessResult]:

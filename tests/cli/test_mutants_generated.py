@@ -108,7 +108,10 @@ def test_who_is_killed_by_a_should_was_spared_by_every_must(
 
     judged, asked = judge(mutant, entering, verdict_of)
     assert (judged.fate, judged.invariant) == (Fate.SHOULD, SHOULDS[0])
-    assert {trial.check for trial in asked} == {item.check.key for item in checks(*MUSTS, *SHOULDS)}
+    musts = {item.check.key for item in checks(*MUSTS)}
+    *spared, last = (trial.check for trial in asked)
+    assert musts <= set(spared)
+    assert "damage" in last
 
 
 @pytest.mark.parametrize(
