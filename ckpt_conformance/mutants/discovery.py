@@ -182,7 +182,7 @@ class AbsolutePaths(RecordsItsPlace):
     "B13",
     url="mosaicml/composer#1037",
     change="the path of the root is kept as it was given, relative to the working directory",
-    violates={"CKC-DISC-004", "CKC-MIRR-003", "CKC-SMOK-003"},
+    violates={"CKC-DISC-004", "CKC-MIRR-003", "CKC-SMOK-003", "CKC-MIRR-002"},
 )
 class RelativeToTheWorkingDirectory(RecordsItsPlace):
     """Keeps paths that depend on where the job runs."""
@@ -444,7 +444,7 @@ class RollbackDeletes(CheckpointManager):
     "R09-rollback",
     url="deepspeedai/DeepSpeed#8499",
     change="the latest is what was saved last; its optimizers are of the largest step",
-    violates={"CKC-DISC-012"},
+    violates={"CKC-DISC-012", "CKC-IOER-005"},
 )
 class TwoRulesOfTheLatest(CheckpointManager):
     """Both rules name the same step until a run goes back and saves."""

@@ -123,6 +123,8 @@ def test_every_bit_pattern_comes_back(subject: Subject) -> None:
     and a comparison by value does not see it (K04, J04).
     How: a model with float32, float64 and int64 buffers of such values.
     """
+    controls.require(test_trained_parameters_are_the_saved_ones, subject)
+    controls.require(test_buffers_are_the_saved_ones, subject)
     resumption.arrive(subject, "bits", owner=True)
     message = "a tensor of unusual bits is not what was saved"
     resumption.identity(subject, "model", message, kind="bits")
