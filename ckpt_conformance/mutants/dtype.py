@@ -148,12 +148,12 @@ class AllAreDoubles(Rewritten):
     def rewrite(self, value: Any) -> Any:
         """Round each integer to 53 bits, also below."""
         if isinstance(value, dict):
-            tree = cast("dict[Any, Any]", value)
+            tree = cast("dict[object, Any]", value)
             return {key: self.rewrite(one) for key, one in tree.items()}
         if isinstance(value, list):
-            return [self.rewrite(one) for one in cast("list[Any]", value)]
+            return [self.rewrite(one) for one in cast("list[object]", value)]
         if isinstance(value, tuple):
-            return tuple(self.rewrite(one) for one in cast("tuple[Any, ...]", value))
+            return tuple(self.rewrite(one) for one in cast("tuple[object, ...]", value))
         return int(float(value)) if type(value) is int else value
 
 
@@ -172,12 +172,12 @@ class DotsAreTrees(Rewritten):
         if not isinstance(value, dict):
             return value
         tree: dict[Any, Any] = {}
-        for key, one in cast("dict[Any, Any]", value).items():
+        for key, one in cast("dict[object, Any]", value).items():
             first, _, rest = key.partition(".") if isinstance(key, str) else (key, "", "")
             if rest:
                 tree.setdefault(first, {})[rest] = one
             elif isinstance(one, dict):
-                tree.setdefault(first, {}).update(cast("dict[Any, Any]", one))
+                tree.setdefault(first, {}).update(cast("dict[object, Any]", one))
             else:
                 tree[first] = one
         return {key: self.rewrite(one) for key, one in tree.items()}
