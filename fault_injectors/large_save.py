@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
+from ckpt_conformance.contract.verdicts import Cause, NotApplicable, StoodInFor, Unknown, Violation
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import Close, ExitKind, RunResult, whole
 from ckpt_conformance.subject import resumption
@@ -58,21 +58,22 @@ def state_saved(subject: Subject, kind: str) -> Leaves:
 
 
 def ended(result: ProcessResult) -> ProcessResult:
-    """Return a result; raises NotApplicable where the child ran out of memory: that is no fault."""
+    """Return a result; raises Unknown where the child ran out of memory: that is no fault."""
     if result.exit_kind is ExitKind.MEMORY or (result.error and result.error.memory):
-        raise NotApplicable(f"this machine has no room: it takes more than {MEMORY >> 30} GiB")
+        reason = f"a tensor of more than 4 GiB takes more than {MEMORY >> 30} GiB of memory"
+        raise Unknown(reason, cause=Cause.MACHINE)
     return result
 
 
 def require_room(subject: Subject) -> None:
-    """Raise NotApplicable where this machine has no room for a tensor of more than 4 GiB."""
+    """Raise Unknown where this machine has no room for a tensor of more than 4 GiB."""
     known = Path("/proc/meminfo").read_text(encoding="ascii")
     memory = int(known.partition("MemAvailable:")[2].split()[0]) << 10
     disk = shutil.disk_usage(subject.root).free
     if memory < MEMORY or disk < DISK:
         there = f"{memory >> 30} GiB of memory and {disk >> 30} GiB of disk are free"
         need = f"a tensor of more than 4 GiB needs {MEMORY >> 30} and {DISK >> 30}"
-        raise NotApplicable(f"this machine has no room: {need}; {there}")
+        raise Unknown(f"this machine has no room: {need}; {there}", cause=Cause.MACHINE)
 
 
 def calls_of(subject: Subject) -> list[SeenCall]:
@@ -93,7 +94,7 @@ def calls_of(subject: Subject) -> list[SeenCall]:
 def _count(subject: Subject) -> list[SeenCall]:
     result = save(subject, [fault_injectors.spec(SYSTEM_CALL, error="kill")])
     if is_unsupervised(result):
-        raise NotApplicable("this machine can follow no system call of a save")
+        raise StoodInFor("this machine can follow no system call of a save")
     if not result.went_well:
         raise Unknown(f"the save that is to be hit ends: {subject.tell(result)}")
     return [call for report in result.of(RunResult).faults for call in report.log]

@@ -64,47 +64,53 @@ mutant(
 )(SizeOnly)
 
 
+class OwnChecksum(Trusting):
+    """Lets a file pass whose size and own checksum are right; else it asks for the digest."""
+
+    def checksum(self, path: Path) -> str:
+        """Return what is noted of a file, and compared."""
+        raise NotImplementedError
+
+    def make_manifest(self, state: Snapshot, save_id: str, files: Any, tensors: Any) -> Manifest:  # noqa: ANN401
+        """Note the checksum of each file too."""
+        names = () if self.use_dcp else files
+        checksums = {name: self.checksum(self.staged(name, save_id)) for name in names}
+        manifest = super().make_manifest(state, save_id, files, tensors)
+        return replace(manifest, config={**manifest.config, "checksums": checksums})
+
+    def read_manifest(self, reference: CheckpointReference) -> Manifest:
+        """Remember the checksums."""
+        manifest = super().read_manifest(reference)
+        self.checksums: dict[str, str] = dict(manifest.config.get("checksums", {}))
+        return manifest
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Compare the size and the checksum first."""
+        path = Path(str(file.name))
+        noted = self.checksums.get(path.name)
+        is_right_size = durable.file_size(file) == entry.size
+        if noted is None or not is_right_size or self.checksum(path) != noted:
+            super().verify_file(file, entry)
+
+
 @mutant(
     "O02",
     url="safetensors/safetensors#220",
     change="the digest covers a file's directory with its checksums, which nobody verifies",
     violates={"CKC-CORR-001"},
 )
-class DigestOfTheDirectory(Trusting):
+class DigestOfTheDirectory(OwnChecksum):
     """Trusts checksums that no reader computes."""
 
-    def make_manifest(self, state: Snapshot, save_id: str, files: Any, tensors: Any) -> Manifest:  # noqa: ANN401
-        """Note the digest of each archive's directory too."""
-        digests: dict[str, str] = {}
-        for name in files if not self.use_dcp else ():
-            with self.staged(name, save_id).open("rb") as file:
-                digests[name] = directory_digest(file)
-        manifest = super().make_manifest(state, save_id, files, tensors)
-        return replace(manifest, config={**manifest.config, "directories": digests})
-
-    def read_manifest(self, reference: CheckpointReference) -> Manifest:
-        """Remember the digests of the directories."""
-        manifest = super().read_manifest(reference)
-        self.directories: dict[str, str] = dict(manifest.config.get("directories", {}))
-        return manifest
-
-    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
-        """Compare the size and the directory only."""
-        noted = self.directories.get(Path(str(file.name)).name)
-        if noted is None:
-            super().verify_file(file, entry)
-        elif durable.file_size(file) != entry.size or directory_digest(file) != noted:
-            raise CheckpointDamaged(f"{file.name} has another directory")
-
-
-def directory_digest(file: BinaryIO) -> str:
-    """Digest what follows the last record of a zip archive: names, sizes and checksums."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            start = archive.start_dir
-    except zipfile.BadZipFile as error:
-        raise CheckpointDamaged(f"{file.name} is no archive") from error
-    return durable.digest_bytes(durable.read_exact(file, start, durable.file_size(file) - start))
+    def checksum(self, path: Path) -> str:
+        """Digest what follows the last record of a zip archive: names, sizes and checksums."""
+        try:
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                size = durable.file_size(file)
+                tail = durable.read_exact(file, archive.start_dir, size - archive.start_dir)
+        except zipfile.BadZipFile as error:
+            raise CheckpointDamaged(f"{path.name} is no archive") from error
+        return durable.digest_bytes(tail)
 
 
 @mutant(
@@ -113,28 +119,12 @@ def directory_digest(file: BinaryIO) -> str:
     change="a file is whole if its size and the sum of its bytes are as they were",
     violates={"CKC-CORR-001"},
 )
-class SumOfTheBytes(Trusting):
+class SumOfTheBytes(OwnChecksum):
     """Has a checksum that does not see in which order bytes come."""
 
-    def make_manifest(self, state: Snapshot, save_id: str, files: Any, tensors: Any) -> Manifest:  # noqa: ANN401
-        """Note the sum of each file's bytes too."""
-        names = () if self.use_dcp else files
-        sums = {name: sum(self.staged(name, save_id).read_bytes()) for name in names}
-        manifest = super().make_manifest(state, save_id, files, tensors)
-        return replace(manifest, config={**manifest.config, "sums": sums})
-
-    def read_manifest(self, reference: CheckpointReference) -> Manifest:
-        """Remember the sums."""
-        manifest = super().read_manifest(reference)
-        self.sums: dict[str, int] = dict(manifest.config.get("sums", {}))
-        return manifest
-
-    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
-        """Let a file pass whose size and sum are right."""
-        size, name = durable.file_size(file), Path(str(file.name)).name
-        content = durable.read_exact(file, 0, size)
-        if size != entry.size or sum(content) != self.sums.get(name):
-            super().verify_file(file, entry)
+    def checksum(self, path: Path) -> str:
+        """Add them up."""
+        return str(sum(path.read_bytes()))
 
 
 @mutant(
@@ -143,40 +133,19 @@ class SumOfTheBytes(Trusting):
     change="the digest covers the tensors of a file, not the counters and positions beside them",
     violates={"CKC-CORR-001"},
 )
-class DigestOfTheTensors(Trusting):
+class DigestOfTheTensors(OwnChecksum):
     """Compares what is large, and trusts what is small."""
 
-    def make_manifest(self, state: Snapshot, save_id: str, files: Any, tensors: Any) -> Manifest:  # noqa: ANN401
-        """Note the digest of each archive's tensors too."""
-        names = () if self.use_dcp else files
-        payloads = {name: digest_of_tensors(self.staged(name, save_id)) for name in names}
-        manifest = super().make_manifest(state, save_id, files, tensors)
-        return replace(manifest, config={**manifest.config, "payloads": payloads})
-
-    def read_manifest(self, reference: CheckpointReference) -> Manifest:
-        """Remember the digests."""
-        manifest = super().read_manifest(reference)
-        self.payloads: dict[str, str] = dict(manifest.config.get("payloads", {}))
-        return manifest
-
-    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
-        """Let a file pass whose size and tensors are right."""
-        path = Path(str(file.name))
-        is_right_size = durable.file_size(file) == entry.size
-        if not is_right_size or digest_of_tensors(path) != self.payloads.get(path.name):
-            super().verify_file(file, entry)
-
-
-def digest_of_tensors(path: Path) -> str:
-    """Digest the records of a zip archive that hold tensors; of what is no archive, nothing."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            records = [each for each in archive.infolist() if "/data/" in each.filename]
-            if sum(each.file_size for each in records) > path.stat().st_size:
-                return path.name  # more than there is: not ours
-            return durable.digest_bytes(b"".join(archive.read(each) for each in records))
-    except zipfile.BadZipFile:
-        return path.name
+    def checksum(self, path: Path) -> str:
+        """Digest the records of an archive that hold tensors; of what is no archive, nothing."""
+        try:
+            with zipfile.ZipFile(path) as archive:
+                records = [each for each in archive.infolist() if "/data/" in each.filename]
+                if sum(each.file_size for each in records) > path.stat().st_size:
+                    return path.name  # more than there is: not ours
+                return durable.digest_bytes(b"".join(archive.read(each) for each in records))
+        except zipfile.BadZipFile:
+            return path.name
 
 
 @mutant(

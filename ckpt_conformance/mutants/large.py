@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.mutants.damage import Trusting
+from ckpt_conformance.mutants.damage import OwnChecksum
 from ckpt_conformance.reference_impl import CheckpointManager, durable, torch_zip
 from ckpt_conformance.reference_impl.manifest import FileEntry
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
-    from ckpt_conformance.reference_impl.manifest import Manifest
-    from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 MIB = 1 << 20
 
@@ -29,30 +27,13 @@ MIB = 1 << 20
     change="the digest covers the first MiB of a file",
     violates={"CKC-CORR-001"},
 )
-class DigestOfTheHead(Trusting):
+class DigestOfTheHead(OwnChecksum):
     """Saves the time that hashing the rest would take."""
 
-    def make_manifest(self, state: Snapshot, save_id: str, files: Any, tensors: Any) -> Manifest:  # noqa: ANN401
-        """Note the digest of each file's first MiB too."""
-        heads: dict[str, str] = {}
-        for name in () if self.use_dcp else files:
-            with self.staged(name, save_id).open("rb") as file:
-                heads[name] = durable.digest_bytes(file.read(MIB))
-        manifest = super().make_manifest(state, save_id, files, tensors)
-        return replace(manifest, config={**manifest.config, "heads": heads})
-
-    def read_manifest(self, reference: Any) -> Manifest:  # noqa: ANN401
-        """Remember the digests."""
-        manifest = super().read_manifest(reference)
-        self.heads: dict[str, str] = dict(manifest.config.get("heads", {}))
-        return manifest
-
-    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
-        """Let a file pass whose size and head are right."""
-        size, name = durable.file_size(file), Path(str(file.name)).name
-        head = durable.digest_bytes(durable.read_exact(file, 0, min(size, MIB)))
-        if size != entry.size or head != self.heads.get(name):
-            super().verify_file(file, entry)
+    def checksum(self, path: Path) -> str:
+        """Digest the first MiB."""
+        with path.open("rb") as file:
+            return durable.digest_bytes(file.read(MIB))
 
 
 @mutant(

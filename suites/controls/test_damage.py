@@ -115,19 +115,21 @@ def test_damaged_payload_is_never_served(subject: Subject) -> None:
 def of_payload(subject: Subject) -> list[Fault]:
     """Return faults that a manager without any protection serves."""
     full = subject.budget == "full"
+    rng = subject.rng  # one for all: each flip is to hit another bit
     places = without_copies(subject.golden().snapshot(NEWEST), payload_of(subject))
-    subject.rng.shuffle(places)
+    rng.shuffle(places)
     in_turn = payload.in_turn(places)
-    faults = [flipped(subject, place) for place in (in_turn * 60)[: 60 if full else 6]]
-    faults += of_any_bits(subject, [place for place in in_turn if place.component != GENERATORS])
+    faults = [flipped(place, rng) for place in (in_turn * 60)[: 60 if full else 6]]
+    any_bits = [place for place in in_turn if place.component != GENERATORS]
+    faults += of_any_bits(subject, any_bits, rng)
     changed = numbers_of(subject)[: None if full else 4]
     return faults + [partial(at_rest.change_number, place=place) for place in changed]
 
 
-def flipped(subject: Subject, place: Place) -> Fault:
+def flipped(place: Place, rng: random.Random) -> Fault:
     """Flip a bit; of a generator several, since torch's has bits that it does not use."""
     bits = SEVERAL if place.component == GENERATORS else 1
-    return partial(at_rest.flip_bits, place=place, rng=subject.rng, bits=bits)
+    return partial(at_rest.flip_bits, place=place, rng=rng, bits=bits)
 
 
 def without_copies(folder: Path, places: Sequence[Place]) -> list[Place]:
@@ -142,13 +144,13 @@ def without_copies(folder: Path, places: Sequence[Place]) -> list[Place]:
     return alone or list(places)
 
 
-def of_any_bits(subject: Subject, places: Sequence[Place]) -> list[Fault]:
+def of_any_bits(subject: Subject, places: Sequence[Place], rng: random.Random) -> list[Fault]:
     """Return faults that keep nothing of a tensor as it was; a generator would refuse such bits."""
     if not places:
         return []
     long = max(places, key=lambda place: place.length)
     faults: list[Fault] = [
-        partial(at_rest.flip_bits, place=places[0], rng=subject.rng, bits=SEVERAL),
+        partial(at_rest.flip_bits, place=places[0], rng=rng, bits=SEVERAL),
         partial(at_rest.zero_block, place=long),
         partial(at_rest.swap_blocks, place=long),
     ]
