@@ -84,7 +84,7 @@ class Cluster:
 
     client: Any  # a distributed.Client
     job: Job
-    luggage: bytes = b""  # a tar archive: files that the job needs on each worker
+    job_files: bytes = b""  # a tar archive: files that the job needs on each worker
     facts: dict[str, msgspec.Raw] = field(default_factory=dict[str, msgspec.Raw])  # by worker
     on_files: Callable[[bytes], None] = lambda _: None  # takes a tar archive of a batch
     trip: float = 0.0  # seconds that a batch without items takes
@@ -97,7 +97,7 @@ class Cluster:
         self._again: list[Retry] = []
         self._suspects: list[Group] = []
         self._slots: dict[str, int] = {}
-        self._sent_luggage: Any = b""  # a future, once there is something to send
+        self._sent_files: Any = b""  # a future, once there is something to send
         self._seen = time.monotonic()  # when there was a worker
         self._number = 0
 
@@ -111,7 +111,7 @@ class Cluster:
         answers, refused, died = dict[str, object](), list[str](), list[str]()
         for _ in range(TRIES):  # a kill costs what is in flight, and no more
             self._wait_for_workers()
-            answers = self.client.run(worker.prepare, self._job, self.luggage, on_error="return")
+            answers = self.client.run(worker.prepare, self._job, self.job_files, on_error="return")
             refused, died = self._read(answers)
             troubles = refused or died or troubles
             if refused or (answers and not died):
@@ -245,28 +245,28 @@ class Cluster:
         )
         return self.client.submit(
             worker.run_batch,
-            *(key, self._job, content, self._luggage_there()),
+            *(key, self._job, content, self._files_there()),
             key=key,
             priority=-tries,
             pure=False,
         )
 
-    def _luggage_there(self) -> Any:  # noqa: ANN401
-        """Return the luggage as what a task may depend on: a worker that has none gets it.
+    def _files_there(self) -> Any:  # noqa: ANN401
+        """Return the job's files as what a task may depend on: a worker that has none gets it.
 
         It is a task itself, whose content the scheduler keeps: it outlives each worker.
         """
-        if not self.luggage:
+        if not self.job_files:
             return b""
-        if not self._sent_luggage or self._sent_luggage.status in {"error", "lost", "cancelled"}:
+        if not self._sent_files or self._sent_files.status in {"error", "lost", "cancelled"}:
             self._number += 1
-            key = f"ckpt-conformance-{self.job.id}-luggage-{self._number}"
+            key = f"ckpt-conformance-{self.job.id}-files-{self._number}"
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of large tasks: this one is what it is
-                self._sent_luggage = self.client.submit(
-                    worker.same, self.luggage, key=key, pure=False
+                self._sent_files = self.client.submit(
+                    worker.same, self.job_files, key=key, pure=False
                 )
-        return self._sent_luggage
+        return self._sent_files
 
     def _take(self, future: Any, sent: Sent) -> Iterator[Result]:  # noqa: ANN401
         """Yield the results of a batch that has ended in some way."""
@@ -336,7 +336,7 @@ class Cluster:
         """
         if self.client.status != "running":
             return
-        self.client.cancel([*self._sent, *([self._sent_luggage] if self._sent_luggage else [])])
+        self.client.cancel([*self._sent, *([self._sent_files] if self._sent_files else [])])
         self.client.run(worker.end, self.job.id, on_error="ignore")
 
 
@@ -376,11 +376,11 @@ def ready(
     function: str,
     request: bytes,
     identity: Identity,
-    luggage: bytes = b"",
+    job_files: bytes = b"",
 ) -> Generator[Cluster]:
     """Yield the cluster of a client when every worker is ready for the job.
 
-    `luggage` is a tar archive of files that the job needs; each runner unpacks it. Raises
+    `job_files` is a tar archive of files that the job needs; each runner unpacks it. Raises
     RequestError if there are no workers, or one can't do the job.
     """
     job = Job(
@@ -388,9 +388,9 @@ def ready(
         function=function,
         request=msgspec.Raw(request),
         identity=identity,
-        luggage=len(luggage),
+        files_size=len(job_files),
     )
-    cluster = Cluster(client, job, luggage)
+    cluster = Cluster(client, job, job_files)
     try:
         cluster.prepare()
         yield cluster

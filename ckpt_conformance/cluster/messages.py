@@ -19,7 +19,7 @@ class Job(Struct, frozen=True, kw_only=True):
     """One run of a command, as every worker gets it.
 
     `function` is named as `module:attribute`; it takes a `runner.Feed`. `identity` is the client's:
-    a worker with another one would find out something else. `luggage` is how many bytes of a tar
+    a worker with another one would find out something else. `files_size` is how many bytes of a tar
     archive follow its line: files that the job needs.
     """
 
@@ -27,7 +27,7 @@ class Job(Struct, frozen=True, kw_only=True):
     function: str
     request: msgspec.Raw
     identity: Identity
-    luggage: int = 0
+    files_size: int = 0
 
 
 class Batch(Struct, frozen=True, tag=True):

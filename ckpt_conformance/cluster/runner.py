@@ -52,10 +52,10 @@ class Feed:
         self._source, self._target = source, target
         self.files = Path(tempfile.mkdtemp(prefix="files-"))
         """A folder: what is in it when a batch has ended goes to the client with the results."""
-        self.luggage = Path(tempfile.mkdtemp(prefix="luggage-"))
+        self.job_files = Path(tempfile.mkdtemp(prefix="job-files-"))
         """A folder with the files that the client has sent along with the job."""
-        if job.luggage:
-            _unpack(source.read(job.luggage), self.luggage)
+        if job.files_size:
+            _unpack(source.read(job.files_size), self.job_files)
 
     def ready(self, facts: msgspec.Raw) -> None:
         """Say that batches can come; the client gets the facts of each worker."""

@@ -63,7 +63,7 @@ class Runner:
         self._reading = asyncio.ensure_future(self._read_errors())
 
     @classmethod
-    async def start(cls, job: bytes, luggage: bytes) -> Runner:
+    async def start(cls, job: bytes, job_files: bytes) -> Runner:
         """Start a runner for a job and wait until it is ready; raises DiedError, RefusedError."""
         folder = Path(tempfile.gettempdir()) / f"ckc-{secrets.token_hex(6)}"  # the keeper makes it
         # Dask's nanny sets the seed of hashes, which is a fact of the machine for the cache.
@@ -82,7 +82,7 @@ class Runner:
         made = cls(process, folder)
         try:
             async with asyncio.timeout(START):
-                first = await made._ask(job + b"\n" + luggage)
+                first = await made._ask(job + b"\n" + job_files)
         except BaseException:
             await made.close()
             raise
@@ -151,7 +151,7 @@ class Pool:
         self._busy: set[Runner] = set()
         self._is_closed = False
 
-    async def take(self, job: bytes, luggage: bytes) -> Runner:
+    async def take(self, job: bytes, job_files: bytes) -> Runner:
         """Return a runner that waits, or start one; raises DiedError when the job has ended."""
         if self._idle:
             runner, timer = self._idle.pop()
@@ -159,7 +159,7 @@ class Pool:
         elif self._is_closed:
             raise DiedError(OVER)
         else:
-            runner = await Runner.start(job, luggage)
+            runner = await Runner.start(job, job_files)
         if self._is_closed:  # while it started
             await runner.close()
             raise DiedError(OVER)
@@ -206,25 +206,25 @@ _pools: defaultdict[str, Pool] = defaultdict(Pool)  # by the job's id
 
 async def prepare(
     job: bytes,
-    luggage: bytes,
+    job_files: bytes,
     dask_worker: Any,  # noqa: ANN401  a distributed.Worker
 ) -> bytes:
     """Start the first runner of a job, before there is a batch; return an Answer."""
-    return await _answer(dask_worker.address, job, Batch(), luggage)
+    return await _answer(dask_worker.address, job, Batch(), job_files)
 
 
-def same(luggage: bytes) -> bytes:
+def same(job_files: bytes) -> bytes:
     """Return what it is given: as a task its result goes to each worker once, and is made again."""
-    return luggage
+    return job_files
 
 
-async def run_batch(key: str, job: bytes, batch: bytes, luggage: bytes) -> bytes:
+async def run_batch(key: str, job: bytes, batch: bytes, job_files: bytes) -> bytes:
     """Run a batch, as the task `key`; return an Answer."""
     from distributed import get_worker
 
     worker = get_worker()
     work = asyncio.ensure_future(
-        _answer(worker.address, job, msgspec.json.decode(batch, type=Batch), luggage)
+        _answer(worker.address, job, msgspec.json.decode(batch, type=Batch), job_files)
     )
     try:
         while not work.done():
@@ -238,13 +238,13 @@ async def run_batch(key: str, job: bytes, batch: bytes, luggage: bytes) -> bytes
         work.cancel()
 
 
-async def _answer(worker: str, job: bytes, batch: Batch, luggage: bytes) -> bytes:
+async def _answer(worker: str, job: bytes, batch: Batch, job_files: bytes) -> bytes:
     begun, found, files = time.monotonic(), list[Found](), b""
     died = refused = ""
     pool = _pools[msgspec.json.decode(job, type=Job).id]
     facts = NOTHING
     try:
-        runner = await pool.take(job, luggage)
+        runner = await pool.take(job, job_files)
         try:
             files = await runner.run(msgspec.json.encode(batch), found)
         except BaseException:

@@ -39,6 +39,7 @@ BUNDLED: dict[str, tuple[str, str]] = {
     "accelerate": ("accelerate_state", "make"),
     "lightning": ("lightning_checkpoint", "make"),
 }
+EXTRAS = frozenset({"accelerate", "lightning"})  # of these the manager is an extra of the same name
 
 
 class AdapterError(ValueError):
@@ -222,7 +223,7 @@ def _load(name: str, module: str, attribute: str) -> Any:  # noqa: ANN401
 def _why_not(name: str, module: str, error: ImportError) -> str:
     """Write what to do about a module that does not import."""
     if name in BUNDLED:
-        extra = name if name in {"accelerate", "lightning"} else "reference"
+        extra = name if name in EXTRAS else "reference"
         return f"install it with: pip install 'ckpt-conformance[{extra}]'"
     missing = error.name or ""
     if not f"{module}.".startswith(f"{missing}."):

@@ -1,7 +1,8 @@
 """Mutants: managers broken in one named way, each made from a real bug. They test the suite.
 
-One module per area. A mutant is a subclass of the reference manager or trainer with one change,
-registered by `@mutant`. A mutant must violate exactly the ids that it names, and no other.
+One module per area. Bugs have ids such as A02; docs/incidents.md has the thread of each. A mutant
+is a subclass of the reference manager or trainer with one change, registered by `@mutant`. It must
+violate exactly the ids that it names, and no other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Class A: what a killed or failed save leaves, and B01: a pointer that moves before the data."""
+"""What a killed or failed save leaves, and a pointer that moves before the data (bugs A, B01)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes O, A10, B06, B07, J05, D09: damage and missing files, served or found too late."""
+"""Damaged and missing files, served or found too late (bugs O, A10, B06, B07, J05, D09)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class B: what a restart takes; and what a resumed run writes over (C14, A10)."""
+"""What a restart takes, and what a resumed run writes over (bugs B, C14, A10)."""
 
 from __future__ import annotations
 

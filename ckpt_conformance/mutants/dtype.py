@@ -1,4 +1,4 @@
-"""Mutants of dtype and precision (class K)."""
+"""What changes the dtype or the precision of a tensor (bugs K)."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 

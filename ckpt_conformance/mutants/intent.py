@@ -1,4 +1,4 @@
-"""Classes R, J, M, B and E: what was asked for is replaced, cast, cut, left out, or dropped."""
+"""What was asked for is replaced, cast, cut, left out, or dropped (bugs R, J, M, B, E)."""
 
 from __future__ import annotations
 

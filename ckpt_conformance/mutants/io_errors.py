@@ -1,4 +1,4 @@
-"""Classes A and O, D04: errors of a save that are passed over; B08: errors of a load, likewise."""
+"""Errors of a save (bugs A, O, D04) or of a load (B08) that are passed over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes A07, C01, M06, O01 where they begin with size: small checkpoints are handled right."""
+"""What is right in small checkpoints and wrong beyond a size (bugs A07, C01, M06, O01)."""
 
 from __future__ import annotations
 

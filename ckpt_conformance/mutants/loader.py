@@ -1,4 +1,4 @@
-"""Mutants of the data position and of what a second resume shows (classes H and J)."""
+"""The data position is lost, and what only a second resume shows (bugs H, J)."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 

@@ -1,4 +1,4 @@
-"""Class D, as far as a mirror shows it: uploads, receipts, and what these permit."""
+"""Uploads, receipts, and what these permit (bugs D)."""
 
 from __future__ import annotations
 

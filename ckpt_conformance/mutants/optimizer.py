@@ -1,4 +1,4 @@
-"""Mutants of optimizer, scaler, EMA and extra (classes G, J, M and R)."""
+"""Optimizer, scaler, EMA and extra come back changed (bugs G, J, M, R)."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 

@@ -1,4 +1,4 @@
-"""Classes A and O at system calls: what only a recorder sees, and what only a power loss shows."""
+"""What only a recorder of system calls sees, or only a power loss shows (bugs A, O)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes N, I, B and J: a checkpoint of several ranks that is not whole is served all the same."""
+"""A checkpoint of several ranks that is not whole is served (bugs N, I, B, J)."""
 
 from __future__ import annotations
 

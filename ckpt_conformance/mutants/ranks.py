@@ -1,4 +1,4 @@
-"""Classes N and I: ranks that do not agree, do not tell, announce too early, or wait in vain."""
+"""Ranks that do not agree, do not tell, announce too early, or wait in vain (bugs N, I)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes I, E, H and J: what ranks saved comes back rolled, replaced or not at all."""
+"""What ranks saved comes back rolled, replaced or not at all (bugs I, E, H, J)."""
 
 from __future__ import annotations
 

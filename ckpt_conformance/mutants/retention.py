@@ -1,4 +1,4 @@
-"""Class C: what rotation deletes, and when."""
+"""What rotation deletes, and when (bugs C)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of the generators (class E)."""
+"""Generators come back with another state, or with none (bugs E)."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 

@@ -1,4 +1,4 @@
-"""Mutants that do not bring the model back as it was saved (classes A, H, J, M, O and S)."""
+"""The model does not come back as it was saved (bugs A, H, J, M, O, S)."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 

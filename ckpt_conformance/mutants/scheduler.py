@@ -1,4 +1,4 @@
-"""Mutants of the scheduler and the learning rate (class F)."""
+"""The scheduler or the learning rate comes back changed (bugs F)."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 

@@ -1,4 +1,4 @@
-"""Classes A and B: a second process and a save that is in progress disturb each other."""
+"""A second process and a save in progress disturb each other (bugs A, B)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class L: what a file says is believed, followed, allocated or run."""
+"""What a file says is believed, followed, allocated or run (bugs L)."""
 
 from __future__ import annotations
 

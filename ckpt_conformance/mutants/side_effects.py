@@ -1,4 +1,4 @@
-"""Classes G, J, O and D: a save or a load that changes more than it says, or keeps too much."""
+"""A save or a load that changes more than it says, or keeps too much (bugs G, J, O, D)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants whose fault shows at the first plain use: a save, a listing, a load."""
+"""What shows at the first plain use: a save, a listing, a load."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 

@@ -1,4 +1,4 @@
-"""Mutants of releases (class M): what another release of torch wrote is lost, refused or mixed."""
+"""What another release of torch wrote is lost, refused or mixed (bugs M)."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 

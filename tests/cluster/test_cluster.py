@@ -115,12 +115,12 @@ def test_every_item_is_run_once_and_the_cluster_goes_on(cluster: Running) -> Non
     assert len(cluster.workers()) == 2
 
 
-def test_luggage_is_with_each_runner_and_with_those_that_come_later(cluster: Running) -> None:
+def test_job_files_are_with_each_runner_and_with_those_that_come_later(cluster: Running) -> None:
     names = [f"show {number}" for number in range(40)]
     results: list[client.Result] = []
     with (
         client.opened(cluster.place) as opened,
-        client.ready(opened, OBEY, b"{}", cluster_jobs.here(), luggage(b"the files")) as connected,
+        client.ready(opened, OBEY, b"{}", cluster_jobs.here(), packed(b"the files")) as connected,
     ):
         for result in connected.run(cluster_jobs.items(names)):
             results.append(result)
@@ -131,7 +131,7 @@ def test_luggage_is_with_each_runner_and_with_those_that_come_later(cluster: Run
     wait(lambda: cluster.runners() == [])
 
 
-def luggage(content: bytes) -> bytes:
+def packed(content: bytes) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as packed:
         info = tarfile.TarInfo("it")

@@ -136,7 +136,7 @@ def test_what_no_worker_judged_is_unknown(ckpt: Run, monkeypatch: pytest.MonkeyP
 
 def said(
     request: states.Request,
-    luggage: bytes,
+    job_files: bytes,
     items: Sequence[states.StatesItem],
     identity: Identity | None = None,
 ) -> list[Said]:
@@ -146,11 +146,11 @@ def said(
         function=states.FUNCTION,
         request=msgspec.Raw(msgspec.json.encode(request)),
         identity=identity or states.identity_of(request),
-        luggage=len(luggage),
+        files_size=len(job_files),
     )
     batch = Batch(tuple(msgspec.Raw(msgspec.json.encode(item)) for item in items))
     out = io.BytesIO()
-    source = io.BytesIO(luggage + msgspec.json.encode(batch) + b"\n")
+    source = io.BytesIO(job_files + msgspec.json.encode(batch) + b"\n")
     runner.run(runner.Feed(job, source, out))
     return [msgspec.json.decode(line, type=Said) for line in out.getvalue().splitlines()]
 
@@ -161,8 +161,8 @@ def test_a_worker_that_lists_other_states_refuses(ckpt: Run) -> None:
     request = states.request_of([IN_PLACE], {}, None, **about, limits=QUICK_COMMAND)  # type: ignore[arg-type]
     name = "second 1/16"
     item = states.StatesItem(id=name, group=name, workload="second", basis="other", contents=())
-    luggage = states_client._packed(Path("kept"), ["second"])
-    ready, refused = said(request, luggage, [item])
+    job_files = states_client._packed(Path("kept"), ["second"])
+    ready, refused = said(request, job_files, [item])
     assert isinstance(ready, Ready)
     assert isinstance(refused, Refused)
     assert "second: the recording gives other crash states here than at the client" in (
@@ -203,11 +203,11 @@ def test_code_beside_an_adapter_that_differs_on_a_worker_is_named(
     name = "spread_adapter:make"
     assert ckpt("explore", name, "--workload", "second", "--record", "kept")[0] == 0
     request = states.request_of([name], {}, None, workloads=["second"], **ABOUT)  # type: ignore[arg-type]
-    luggage = states_client._packed(Path("kept"), ["second"])
+    job_files = states_client._packed(Path("kept"), ["second"])
     here = states.identity_of(request)
-    (ready,) = said(request, luggage, [])[:1]
+    (ready,) = said(request, job_files, [])[:1]
     assert isinstance(ready, Ready)
-    (refused,) = said(request, luggage, [], edited(here, "beside_it.py"))
+    (refused,) = said(request, job_files, [], edited(here, "beside_it.py"))
     assert isinstance(refused, Refused)
     assert "what results depend on differs: beside_it.py is another here and " in refused.reason
 

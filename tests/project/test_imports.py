@@ -6,6 +6,7 @@ Every import counts: those for types only, and those inside of functions, too.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -205,6 +206,30 @@ def is_heavy(each: Import) -> bool:
 def test_the_arrows_run_one_way(imports: list[Import]) -> None:
     wrong = [f"{each.where}, from {each.room or PACKAGE}" for each in imports if crosses(each)]
     assert not wrong, "\n".join(wrong)
+
+
+def pictured(page: str) -> dict[str, set[str]]:
+    """Read the picture of rooms of ARCHITECTURE.md: what stands right of each room's arrow."""
+    picture = next(part for part in page.split("```") if " -> " in part)
+    lines = re.sub(r",\n +", ", ", picture).splitlines()
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        names, arrow, right = line.partition("->")
+        places = re.findall(r"[a-z_.]+", names)
+        rooms = [name for name in places if name in ALLOWED][-1 if arrow else 0 :]
+        found |= {room: set(re.findall(r"[a-z_.]+", right)) for room in rooms}
+    return found
+
+
+def test_the_picture_shows_the_arrows(repository: Path) -> None:
+    """ARCHITECTURE.md says in a sentence which rooms import `contract`."""
+    page = (repository / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert pictured(page) == {room: ALLOWED[room] - {"contract"} for room in ALLOWED}
+    apart = {room for room, targets in ALLOWED.items() if "contract" not in targets}
+    assert apart == {
+        *("fsck.contents", "fsck.formats"),
+        *("contract", "processes", "reference_impl"),
+    }
 
 
 def test_a_room_stands_above_what_it_imports() -> None:

@@ -39,7 +39,7 @@ def obey(feed: Feed) -> None:
         for raw in batch.items:
             name = msgspec.json.decode(raw, type=Item).id
             _do(name.partition(" ")[0], feed)
-            shown = f"{name} {_luggage(feed)}" if name.startswith("show") else name
+            shown = f"{name} {_sent(feed)}" if name.startswith("show") else name
             feed.put(name, json.dumps([shown, os.getpid()]).encode(), 0.01)
 
 
@@ -50,8 +50,8 @@ def obey_until_closed(feed: Feed) -> None:
     obey(feed)
 
 
-def _luggage(feed: Feed) -> str:
-    return (feed.luggage / "it").read_text()
+def _sent(feed: Feed) -> str:
+    return (feed.job_files / "it").read_text()
 
 
 def closed() -> Path:

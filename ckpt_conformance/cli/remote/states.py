@@ -38,7 +38,7 @@ FUNCTION = "ckpt_conformance.cli.remote.states:recover"
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What is explored. The recordings are the job's luggage."""
+    """What is explored. The recordings are what each worker is sent (`job_files`)."""
 
     explored: tuple[str, ...]  # an adapter, or the words of a command
     options: dict[str, Any]  # of a command
@@ -93,7 +93,9 @@ class _Source(ABC):
     def __init__(self, request: Request, feed: Feed, stack: contextlib.ExitStack) -> None:
         self.request = request
         given = (request.explored, request.options, request.workloads)
-        self.kit = Kit.open(feed.luggage, *given, feed.job.identity)  # which is ours: see `require`
+        self.kit = Kit.open(
+            feed.job_files, *given, feed.job.identity
+        )  # which is ours: see `require`
         self._workload = self._basis = ""
         self._listing: BaseExplorer | None = None
         self._chosen: list[Case] = []

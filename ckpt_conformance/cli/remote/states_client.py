@@ -95,9 +95,9 @@ def spread(
     identity: Identity,
 ) -> Generator[Spread]:
     """Yield what spreads batches over a cluster, when workers are ready."""
-    luggage = _packed(recordings, request.workloads)
+    job_files = _packed(recordings, request.workloads)
     content = msgspec.json.encode(request)
-    with client.ready(opened, states.FUNCTION, content, identity, luggage) as cluster:
+    with client.ready(opened, states.FUNCTION, content, identity, job_files) as cluster:
         yield Spread(cluster, RESUME_SECONDS if request.script else STATE_SECONDS)
 
 
