@@ -44,6 +44,7 @@ UNDECLARED = {
 }
 TRICKS = ("log", "linked", "synchronous", "data_synchronous", "direct")
 ASCENDING = ("ascending", "ascending_wordless")
+HORIZON = ("horizon", "horizon_unnamed")
 STAGED = {
     "careful": set[str](),
     "logging": set[str](),
@@ -81,7 +82,7 @@ ADAPTERS = (
         )
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
-    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING)),
+    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING, *HORIZON)),
     *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring", "folders")),
     *(f"reused:{name}" for name in REUSING),
     *(f"sharded:{name}" for name in SHARDED),
@@ -198,6 +199,17 @@ def test_a_save_that_is_refused_in_words_deletes_nothing(
     adapter: str, verdict: Verdict, strangers: Server
 ) -> None:
     """A manager may refuse a step below the newest one: then no save can delete what it wrote."""
+    (outcome,) = verdicts(f"limited:{adapter}", strangers, "CKC-RETN-004")["CKC-RETN-004"]
+    assert outcome.verdict is verdict, outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("adapter", "verdict"), [*zip(HORIZON, (Verdict.PASS, Verdict.UNKNOWN), strict=True)]
+)
+def test_what_is_there_and_not_listed_was_not_deleted(
+    adapter: str, verdict: Verdict, strangers: Server
+) -> None:
+    """A save that deletes nothing is no save that deletes, whatever `steps` names after it."""
     (outcome,) = verdicts(f"limited:{adapter}", strangers, "CKC-RETN-004")["CKC-RETN-004"]
     assert outcome.verdict is verdict, outcome.reason
 
