@@ -163,6 +163,8 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
         if not result.has_fired:
             raise Unknown(f"the fault did not fire: {what}")
         acknowledged = set(result.steps_of("acknowledged"))
+        if not acknowledged:
+            raise Unknown(f"{what} came before the save that rotates: no step was acknowledged")
         message = f"{what} during a rotating save leaves nothing that loads"
         tree = subject.scratch / "left"
         trees.materialize(subject.root, tree)

@@ -79,6 +79,7 @@ ADAPTERS = (
             "purging",
             "counting",
             "sparing",
+            "trainer",
         )
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
@@ -156,6 +157,12 @@ def test_a_manager_that_saves_in_a_thread_is_judged_as_what_it_is(
     """An asynchronous manager is acknowledged when it says so: nothing of that is UNKNOWN."""
     found = verdicts(adapter, strangers, *ids(*BACKGROUND))
     assert others(found).keys() == OF_TORCH
+
+
+def test_a_fault_hits_the_save_that_it_is_for(strangers: Server) -> None:
+    """A trainer's thread that still writes step 2 as step 4 begins is let finish it first."""
+    found = verdicts("background:trainer", strangers, *ids("CKC-ATOM", "CKC-IOER", "CKC-DURA"))
+    assert others(found) == {}
 
 
 def test_a_job_is_wrapped_before_it_trains(strangers: Server) -> None:
