@@ -221,6 +221,14 @@ def test_what_is_there_and_not_listed_was_not_deleted(
     assert outcome.verdict is verdict, outcome.reason
 
 
+@pytest.mark.parametrize("adapter", ["databases:wal", "databases:full", "mapped:lmdb_default"])
+def test_who_waits_for_a_lock_is_not_disturbed(adapter: str, strangers: Server) -> None:
+    """Readers wait while a writer commits: SQLite for 5 seconds, LMDB where a directory is new."""
+    needs_library(adapter)
+    (outcome,) = verdicts(adapter, strangers, "CKC-SIDE-012")["CKC-SIDE-012"]
+    assert outcome.verdict is Verdict.PASS, outcome.reason
+
+
 def needs_library(adapter: str) -> None:
     if "lmdb" in adapter:
         pytest.importorskip("lmdb", reason="lmdb is not installed: pip install lmdb")
