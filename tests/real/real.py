@@ -41,7 +41,7 @@ class Known:
     why: str
     way: str = ""  # of a violation: true, or arguable (argued in docs/disputes.md)
     script: str = ""
-    races: bool = False  # UNKNOWN or kept, as two threads of the library come out; `why` says which
+    races: bool = False  # or kept, as threads of the library come out; `why` says which
 
 
 def known(folder: Path) -> dict[str, Known]:
