@@ -14,10 +14,9 @@ from ckpt_conformance.subject.checks import check
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.crash.explore.two_places import Loss
+    from ckpt_conformance.crash.explore.two_places import Loss, Mirrored
     from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Subject
-    from ckpt_conformance.trace.operations import Recording
 
 OLDEST = 2
 TRIED = 6  # contents at the quick budget
@@ -55,7 +54,7 @@ def test_a_power_loss_does_not_take_both_copies(subject: Subject) -> None:
 
 
 def _go_on_after_a_loss(
-    subject: Subject, recording: Recording, steps: range, wanted: Leaves
+    subject: Subject, recording: Mirrored, steps: range, wanted: Leaves
 ) -> None:
     """Raise Violation if a job deletes here what its mirror lost before it was told of a receipt.
 
@@ -72,7 +71,7 @@ def _go_on_after_a_loss(
         raise Violation(message, evidence=_evidence(subject, recording, loss))
 
 
-def _evidence(subject: Subject, recording: Recording, loss: Loss) -> dict[str, object]:
+def _evidence(subject: Subject, recording: Mirrored, loss: Loss) -> dict[str, object]:
     """Put a content where a bundle takes it from; tell what it is."""
     two_places.place(recording, loss, subject.root)
     operation = recording.operations[loss.state.point - 1]
@@ -86,7 +85,7 @@ def _evidence(subject: Subject, recording: Recording, loss: Loss) -> dict[str, o
 
 
 def _is_kept(
-    subject: Subject, recording: Recording, loss: Loss, steps: range, wanted: Leaves
+    subject: Subject, recording: Mirrored, loss: Loss, steps: range, wanted: Leaves
 ) -> bool:
     """Let a job go on from a content; return whether the oldest step is then in either place."""
     there = [subject.root / name.path for name in names.of_step(subject.golden(), OLDEST)]

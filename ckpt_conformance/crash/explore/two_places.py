@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     Held = tuple[tuple[str, Content], ...]  # by path, what a file has
 
+Mirrored = Recording  # what `record` gives: of saves with the mirror below the manager's directory
 MIRROR = "mirror"  # its name below the manager's directory
 NOTHING_LOST = "nothing lost"
 MODELS_OF_DISKS = ("ext4", "xfs", "btrfs")
