@@ -33,6 +33,20 @@ class NeverSyncsFiles(CheckpointManager):
 
 
 @mutant(
+    "A04-buffer",
+    url="NVIDIA/nvidia-resiliency-ext#359",
+    change="a file is synced before Python's buffer is handed to the kernel",
+    violates={"CKC-DURA-001"},
+)
+class SyncsBeforeFlush(CheckpointManager):
+    """Syncs nothing of a file that is shorter than the buffer; a longer one passes it by."""
+
+    def fsync_file(self, file: BinaryIO) -> None:
+        """Sync only; what is buffered is written when the file is closed."""
+        os.fsync(file.fileno())
+
+
+@mutant(
     "A05-names",
     url="jundot/omlx#3095",
     change="the directory is not synced after a new checkpoint has its names",
