@@ -181,16 +181,17 @@ def replace_file(root: Path, file: str, source: Path, fault: str = "other-step")
     return prove(fault, root, file, before, detail=f"bytes of {source.name}")
 
 
-def copy_over(root: Path, copies: Mapping[str, str]) -> Damage:
+def copy_over(root: Path, copies: Mapping[str, str], source: Path) -> Damage:
     """Put copies of files and directories in the place of others: a step under another's name.
 
-    `copies` maps each path below the root to the one that it replaces.
+    `copies` maps each path below `source`, where the step is still there, to the one below the root
+    that it replaces.
     """
     changed = {new: _content(root / new) for new in copies.values()}
     for old, new in copies.items():
         remove_all(root / new)
-        copy = shutil.copytree if (root / old).is_dir() else shutil.copy2
-        copy(root / old, root / new)
+        copy = shutil.copytree if (source / old).is_dir() else shutil.copy2
+        copy(source / old, root / new)
     first = next((new for new, before in changed.items() if _content(root / new) != before), "")
     if not first:
         raise Unknown(f"the fault other-step did not fire: {', '.join(changed)} are as before")

@@ -76,7 +76,8 @@ def test_what_a_failed_sync_had_to_write_is_not_taken_for_durable(subject: Subje
     once = [trial for trial in syncs if not trial.fault.persistent and not trial.error]
     for trial in subject.sample(once, 3):  # none where every error is raised
         if injected_calls.outcome(subject, "save", trial) is not Outcome.NEW:
-            raise control_failed(f"after {trial.name} what is reported as saved does not load")
+            reason = f"after {trial.name} what is reported as saved does not load"
+            raise control_failed(reason, "CKC-IOER-001")
         try:
             verdicts.require_clean(subject, ("second",), MODELS)
         except Violation as error:

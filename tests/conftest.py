@@ -70,8 +70,7 @@ def server() -> Iterator[Server]:
     from ckpt_conformance.harness import client
     from ckpt_conformance.mutants import all_mutants
 
-    apart = ("accelerate", "lightning")  # of packages that may not be installed
-    names = [name for name in registry.BUNDLED if name not in apart]
+    names = [name for name in registry.BUNDLED if name not in registry.EXTRAS]
     with client.Server((*names, *(f"mutant:{name}" for name in all_mutants()))) as running:
         yield running
 

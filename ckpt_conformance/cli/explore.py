@@ -32,6 +32,7 @@ from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
+from ckpt_conformance.crash.model.models import OF_A_DISK, OF_RANKS
 from ckpt_conformance.crash.script.command import GRACE, Signals
 from ckpt_conformance.processes import scratch
 from ckpt_conformance.report import (
@@ -64,9 +65,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.work.identity import Identity
 
-DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
-# As `crash.models` has it, which imports more than --help needs.
-OF_RANKS = ("ranks", "nfs", "node-loss")
 E = TypeVar("E", bound="BaseExplorer")
 
 
@@ -106,7 +104,7 @@ Models = Annotated[
     Names, typer.Option(help="Persistence model (repeatable); default: all but posix.")
 ]
 Ranks = Annotated[
-    int, typer.Option(min=1, max=8, help="Ranks that save: models ranks, nfs, node-loss.")
+    int, typer.Option(min=1, max=8, help=f"Ranks that save: models {', '.join(OF_RANKS)}.")
 ]
 Workloads = Annotated[
     Names, typer.Option(help="What is saved (repeatable): first, second, same, resumed, ...")
@@ -168,7 +166,7 @@ def explore(  # noqa: PLR0913  one parameter for each option
     )
     is_full = budget is Budget.FULL
     _check(model or (), workload or (), real or ())
-    models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
+    models = list(model or (OF_RANKS if ranks > 1 else OF_A_DISK))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
     _check_parts(results, cache, on, ranks, real or ())
     recordings.check(
@@ -362,7 +360,7 @@ def _check_ranks(ranks: int, models: Sequence[str], real: Sequence[str], command
     """Refuse what several ranks can't have, and models of ranks where there is one."""
     strange = [name for name in models if (name in OF_RANKS) != (ranks > 1)]
     if strange:
-        fits = ", ".join(OF_RANKS if ranks > 1 else (*DEFAULT_MODELS, "posix"))
+        fits = ", ".join(OF_RANKS if ranks > 1 else (*OF_A_DISK, "posix"))
         hint = f"of {files.count(ranks, 'rank')} there is {fits}"
         raise requests.RequestError(f"model {strange[0]!r} is not for --ranks {ranks}; {hint}")
     if ranks > 1 and (real or command):

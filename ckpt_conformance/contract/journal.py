@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -125,8 +126,11 @@ def has_fired(events: Iterable[Event]) -> bool:
 # ---- the journal of one child --------------------------------------------------------------------
 
 
+EARLIER = 5.0  # seconds that a save waits at most for those before it
+
+
 class ChildJournal:
-    """The journal of one child.
+    """The journal of one child; a save in the background may end in another thread.
 
     `on_begun` and `on_acknowledged` are called with the step after the event is written, and
     `on_failed` before.
@@ -140,6 +144,8 @@ class ChildJournal:
         self.on_acknowledged: Callable[[int], None] = lambda _: None
         self.on_failed: Callable[[int], None] = lambda _: None
         self.records: list[StepRecord] = []
+        self._going_on = set[int]()  # steps whose save has begun and not ended
+        self._has_ended = threading.Condition()
 
     def note(self, event: str, **fields: Any) -> None:  # noqa: ANN401  JSON-plain fields
         """Write one event."""
@@ -149,17 +155,31 @@ class ChildJournal:
     def begun(self, step: int) -> None:
         """Note that a save of `step` starts."""
         self.note("begun", step=step)
+        with self._has_ended:
+            self._going_on.add(step)
         self.on_begun(step)
 
     def acknowledged(self, step: int) -> None:
         """Note that the save of `step` returned success."""
         self.note("acknowledged", step=step)
         self.on_acknowledged(step)
+        self._ended(step)
 
     def failed(self, step: int, error: BaseException) -> None:
         """Note that the save of `step` raised."""
         self.on_failed(step)
         self.note("failed", step=step, error=f"{type(error).__name__}: {error}"[:300])
+        self._ended(step)
+
+    def wait_for_saves_before(self, step: int) -> None:
+        """Wait until every other save that has begun has ended, or for `EARLIER` seconds."""
+        with self._has_ended:
+            self._has_ended.wait_for(lambda: not self._going_on - {step}, EARLIER)
+
+    def _ended(self, step: int) -> None:
+        with self._has_ended:
+            self._going_on.discard(step)
+            self._has_ended.notify_all()
 
     def record(self, step_record: StepRecord) -> None:
         """Note one training step."""

@@ -39,7 +39,9 @@ BUNDLED: dict[str, tuple[str, str]] = {
     "accelerate": ("accelerate_state", "make"),
     "lightning": ("lightning_checkpoint", "make"),
 }
-EXTRAS = frozenset({"accelerate", "lightning"})  # of these the manager is an extra of the same name
+EXTRAS = frozenset(
+    {"accelerate", "lightning"}
+)  # each needs an extra of its own name, which may not be installed
 
 
 class AdapterError(ValueError):

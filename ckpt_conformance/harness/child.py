@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -208,9 +209,7 @@ class Child:
         if op.fault_step is None:
             self.arm(op.faults)
         else:
-            self.journal.on_begun = lambda step: (
-                self.arm(op.faults) if step == op.fault_step else None
-            )
+            self.journal.on_begun = partial(self._arm_at, op)
         first = len(self.journal.records)
         try:
             with contextlib.suppress(Stopped):
@@ -225,6 +224,15 @@ class Child:
             result["in_background"] = self._saves_in_background
         if op.final:
             result["final"] = self.job.leaves()
+
+    def _arm_at(self, op: messages.Run, step: int) -> None:
+        """Arm the faults of a run as the save of its `fault_step` begins.
+
+        A trainer may save in a thread: what that still writes of an earlier step is not to be hit.
+        """
+        if step == op.fault_step:
+            self.journal.wait_for_saves_before(step)
+            self.arm(op.faults)
 
     def _watcher(
         self, op: messages.Run, states: dict[int, Any], result: Draft
@@ -455,9 +463,9 @@ def run_program(program: Program) -> None:
     results = Child(program).run()
     report = Report(results=results, baseline_kib=baseline, peak_kib=memory_kib("VmHWM"))
     target = Path(program.result)
-    partial = target.with_suffix(".part")
-    partial.write_bytes(messages.encode(report))
-    partial.replace(target)
+    unfinished = target.with_suffix(".part")
+    unfinished.write_bytes(messages.encode(report))
+    unfinished.replace(target)
     if program.world:
         ranks().leave(program.world, well=not any(result.error for result in results))
 

@@ -456,6 +456,9 @@ class World(Message, frozen=True):
     device: str = "cpu"
 
 
+HASH_SEED = 0  # of every process of ours, unless a program asks for another one
+
+
 class Program(Message, frozen=True, omit_defaults=True):
     """What one child does: an adapter, a directory, a job and operations.
 
@@ -464,8 +467,8 @@ class Program(Message, frozen=True, omit_defaults=True):
     directory after each acknowledged save. `isolation` is the adapter's, or `exec` for a child that
     needs an interpreter of its own whatever its adapter says. `rank_group`: this child forks one
     process for each of these programs, and `rank` is said in every event of a journal that they
-    share. `record` names the folder of a recording; with `stops` all ranks are killed where each
-    has done so much.
+    share. `hash_seed` is that of an interpreter of its own. `record` names the folder of a
+    recording; with `stops` all ranks are killed where each has done so much.
     """
 
     adapter: str
@@ -477,6 +480,7 @@ class Program(Message, frozen=True, omit_defaults=True):
     ops: tuple[AnyOp, ...] = ()
     options: Options = Options()
     isolation: str = "fork"
+    hash_seed: int = HASH_SEED
     deadline: float = 60.0
     memory: int = 4 << 30
     snapshots: str = ""

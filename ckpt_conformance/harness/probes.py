@@ -48,6 +48,11 @@ def let_the_other_go(_child: Any, gate: str) -> None:  # noqa: ANN401  a Child
     rendezvous.leave(Path(gate))
 
 
+def let_the_other_go_once_waiting(_child: Any, gate: str) -> None:  # noqa: ANN401  a Child
+    """Let the child go on that is held, as soon as this one waits for a lock."""
+    rendezvous.leave_once_waiting(Path(gate))
+
+
 def was_held(_child: Any, gate: str) -> bool:  # noqa: ANN401  a Child
     """Say whether this child was held; if not, let the one that waits for it go all the same."""
     held = rendezvous.has_stood(Path(gate))

@@ -158,6 +158,7 @@ def _become_an_interpreter(program: Program) -> NoReturn:
     source = Path(program.result).with_suffix(".program")
     source.write_bytes(messages.encode(program))
     command = lifecycle.interpreter("ckpt_conformance.harness.child", str(source))
+    os.environ["PYTHONHASHSEED"] = str(program.hash_seed)
     os.execv(command[0], command)  # noqa: S606  our own interpreter
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MOMENTS, COUNTERS = "CKC-COMP-001", "CKC-COMP-002"
 RUN = "CKC-RSUM-001"
+NAMES = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "momentum_buffer")
 
 
 def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
@@ -61,6 +62,37 @@ class MomentsAreDropped(CheckpointManager):
             for number, entry in state["state"].items()
         }
         super().restore_optimizer(optimizer, {**state, "state": cold})
+
+
+@mutant(
+    "G19",
+    url="PingoLH/CenterNet-HarDNet#10",
+    change="moments are stored by the hash of their name, which is another one in the next process",
+    violates={RUN},
+)
+class ByHash(CheckpointManager):
+    """Finds again what it has saved as long as Python's hash seed is the same."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        """Rename the moments."""
+        saved = super().capture_optimizers(optimizers)
+        for state in saved.values():
+            renamed = {
+                number: {f"{hash(key):x}": value for key, value in entry.items()}
+                for number, entry in state["state"].items()
+            }
+            state["state"] = renamed
+        return saved
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Look for the names that optimizers have; what is not found is not missed."""
+        known = {f"{hash(key):x}": key for key in NAMES}
+        found = {
+            number: {known[key]: value for key, value in entry.items() if key in known}
+            for number, entry in state["state"].items()
+        }
+        warm = {number: entry for number, entry in found.items() if entry}
+        super().restore_optimizer(optimizer, {**state, "state": warm})
 
 
 @mutant(

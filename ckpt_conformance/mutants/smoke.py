@@ -40,7 +40,6 @@ class RequiredFile(CheckpointManager):
         "CKC-DISC-009",
         "CKC-RETN-002",
         "CKC-RETN-003",
-        "CKC-RETN-004",
         "CKC-RETN-009",
         "CKC-MIRR-001",
         "CKC-MIRR-002",

@@ -123,6 +123,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
     for outcome in every:
         grouped[outcome.invariant].append(outcome)
     judged = {one.id: _invariant(one, grouped[one.id], info, run) for one in chosen}
+    judged = {name: _referring(one, judged) for name, one in judged.items()}
     invariants = {name: _counted_once(name, judged, info, run) for name in judged}
     profiles = _profiles(invariants, run)
     options = run.options
@@ -205,6 +206,16 @@ def _invariant(
         remedy=invariant.remedy if bad else "",
         reproduce=_reproduce(invariant, info.name, run.options),
     )
+
+
+def _referring(result: InvariantResult, judged: Mapping[str, InvariantResult]) -> InvariantResult:
+    """Take back a reference to an invariant that says nothing: it is kept, or not applicable."""
+    if result.verdict is not Verdict.UNKNOWN or result.see is None:
+        return result
+    other = judged.get(result.see)  # none: it was not run
+    if other is None or other.verdict not in {Verdict.PASS, Verdict.NOT_APPLICABLE}:
+        return result
+    return replace(result, see=None, reason=result.reason.removesuffix(f"; see {result.see}"))
 
 
 def _counted_once(

@@ -8,7 +8,7 @@ step is shared by all checks, so that each of them costs next to nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance.contract import DEFAULT_KIND
 from ckpt_conformance.contract.verdicts import (
@@ -18,7 +18,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance.harness.messages import Close, RunResult, TrainResult
+from ckpt_conformance.harness.messages import HASH_SEED, Close, RunResult, TrainResult
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES, Slot
@@ -277,6 +277,26 @@ def mid_epoch(subject: Subject) -> None:
     arrive(subject)
     message = "the resumed run leaves the unbroken one"
     trajectory(subject, subject.golden(), SAVES[-1], message)
+
+
+def with_hash_seed(subject: Subject, hash_seed: int) -> None:
+    """Raise Violation unless a run that resumes with another hash seed goes on as if unbroken."""
+    golden = subject.golden()
+
+    def run(hash_seed: int) -> ProcessResult:
+        subject.materialize(golden)
+        given: dict[str, Any] = {"isolation": "exec", "hash_seed": hash_seed}
+        return subject.run(SAVES[-1] + AFTER, resume=True, seed=OTHER_SEED, **given)
+
+    message = f"with PYTHONHASHSEED={hash_seed} the resumed run leaves the unbroken one"
+    try:
+        follow(subject, golden, run(hash_seed), AFTER, message)
+    except Violation:
+        same = run(HASH_SEED)
+        if not _is_unbroken(golden, same):
+            reason = f"with the hash seed of the process that saved, too: {subject.tell(same)}"
+            raise control_failed(f"in an interpreter of its own: {reason}") from None
+        raise
 
 
 def needs_mid_epoch(subject: Subject) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ckpt_conformance import __version__
+from ckpt_conformance.contract.registry import EXTRAS
 from ckpt_conformance.work.sources import PACKAGE, SourceTree, our_packages
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 # With those that adapters of this suite, and what it judges, are made of.
 DISTRIBUTIONS = (
     *("torch", "numpy", "msgspec", "hypothesis", "pytest"),
-    *("safetensors", "blake3", "fsspec", "accelerate", "lightning"),
+    *("safetensors", "blake3", "fsspec", *sorted(EXTRAS)),
 )
 
 

@@ -321,6 +321,19 @@ def test_a_run_resumed_in_mid_epoch_goes_on_as_if_unbroken(subject: Subject) -> 
     resumption.mid_epoch(subject)
 
 
+@check("CKC-RSUM-001")
+def test_a_run_resumed_with_another_hash_seed_goes_on_as_if_unbroken(subject: Subject) -> None:
+    """What is saved does not depend on how Python hashes text, which differs by the process.
+
+    Why: what is ordered by a set, or stored under a hash, goes elsewhere in the next process; the
+    moments of one parameter went to another one (G19).
+    How: resume in an interpreter of its own with another hash seed; compare records as above.
+    The same with the hash seed of the process that saved is the control.
+    """
+    resumption.needs_mid_epoch(subject)
+    resumption.with_hash_seed(subject, 1 + subject.seed)
+
+
 @check("CKC-RSUM-002")
 def test_a_run_resumed_again_and_again_goes_on_as_if_unbroken(subject: Subject) -> None:
     """The second and the third generation of checkpoints resume as the first does.

@@ -237,7 +237,7 @@ def test_a_file_of_another_step_is_never_served(subject: Subject) -> None:
     older, newer = (step_names.of_step(golden, step) for step in (OLDER, NEWEST))
     if older and [name.of(NEWEST) for name in older] == [name.path for name in newer]:
         moves = {name.path: name.of(NEWEST) for name in older}
-        faults.append(partial(at_rest.copy_over, copies=moves))
+        faults.append(partial(at_rest.copy_over, copies=moves, source=folder))
     if not faults:
         raise NotApplicable("no file of the older step plays the part of one of the newer step")
     never_served(subject, faults)

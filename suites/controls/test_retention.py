@@ -163,6 +163,8 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
         if not result.has_fired:
             raise Unknown(f"the fault did not fire: {what}")
         acknowledged = set(result.steps_of("acknowledged"))
+        if not acknowledged:
+            raise Unknown(f"{what} came before the save that rotates: no step was acknowledged")
         message = f"{what} during a rotating save leaves nothing that loads"
         tree = subject.scratch / "left"
         trees.materialize(subject.root, tree)
@@ -378,7 +380,8 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
     (C06, C07); test_cleanup_never_deletes_latest_or_in_flight of K019.
     How: beside steps 2 and 4, of this run and then of another, save step 1 with as few to keep as
     the adapter allows (`min_keep`). A save of step 1 that is refused in words, and changes nothing
-    that is there, has written nothing that could be deleted.
+    that is there, has written nothing that could be deleted. Nor is deleted what loads by its
+    name: that `steps` does not list it is CKC-DISC-009.
     """
     golden = subject.golden()
     lays: dict[str, Callable[[Golden], None]] = {
@@ -394,10 +397,29 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
             told = subject.tell(result)
             raise NotApplicable(f"a save of step 1 beside steps 2 and 4 is refused: {told}")
         steps = left(subject, result)
-        if 1 not in steps:
+        if 1 not in steps and not _still_loads(subject, 1):
             evidence = just_saved(subject, whose, before) | {"steps() after the save": steps}
+            if evidence["names added"] and not named(subject):
+                told = "steps() does not name step 1, of which something is there"
+                raise controls.blame(subject, told, discovery.test_steps_names_what_loads)
             message = "the checkpoint just saved was deleted by its own save"
             raise Violation(message, evidence=evidence)
+
+
+def named(subject: Subject) -> bool:
+    """Whether the adapter lets a step be asked for, by its number or by its path."""
+    ways = {Capability.EXPLICIT_STEP, Capability.REFERENCE}
+    return bool(ways & set(subject.info.capabilities))
+
+
+def _still_loads(subject: Subject, step: int) -> bool:
+    """Whether a step that was just saved loads when it is asked for; what is there stays."""
+    tree = subject.scratch / "saved"
+    trees.materialize(subject.root, tree)
+    legal = subject.legal(subject.golden((step,)))
+    found = by_name.loads(subject, tree, legal, [step])
+    trees.materialize(tree, subject.root)
+    return found == step
 
 
 def just_saved(subject: Subject, whose: str, before: list[str]) -> dict[str, object]:
@@ -407,7 +429,7 @@ def just_saved(subject: Subject, whose: str, before: list[str]) -> dict[str, obj
         "directory before": f"steps 2 and 4 of {whose}: {', '.join(before[:8])}",
         "save": f"step 1 with keep_last={fewest(subject)}, acknowledged",
         "names deleted": [name for name in before if name not in after][:8],
-        "names added": [name for name in after if name not in before][:8] or "none is left",
+        "names added": [name for name in after if name not in before][:8],
     }
     return evidence | {"a restart gives": subject.tell(subject.resume())}
 

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import AnyOp
 
 INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
-RECIPES = tuple(
-    name for name in registry.BUNDLED if not name.startswith(("accelerate", "lightning"))
-)  # without those of packages that may not be installed
+RECIPES = tuple(name for name in registry.BUNDLED if name not in registry.EXTRAS)
 SAVE = Run(until=4, save_at=(2, 4))
 
 

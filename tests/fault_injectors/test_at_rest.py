@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -148,10 +149,14 @@ def test_files_of_a_step_are_those_its_save_made_or_changed(root: Path, tmp_path
     assert payload.changed(None, root) == payload.names(root)
 
 
-def test_all_of_a_step_can_be_put_under_another_name(root: Path) -> None:
-    damage = at_rest.copy_over(root, {"deep": "other", "other.bin": "meta.json"})
+def test_all_of_a_step_can_be_put_under_another_name(root: Path, tmp_path: Path) -> None:
+    """It is taken from where the step still is: a manager may keep the newest one alone."""
+    older = tmp_path / "older"
+    shutil.copytree(root, older)
+    (root / "other.bin").unlink()
+    damage = at_rest.copy_over(root, {"deep": "other", "other.bin": "meta.json"}, older)
     assert contents(root)["other/weights.bin"] == contents(root)["deep/weights.bin"]
-    assert contents(root)["meta.json"] == contents(root)["other.bin"]
+    assert contents(root)["meta.json"] == contents(older)["other.bin"]
     assert (damage.file, damage.before) == ("other", at_rest.ABSENT)
     with pytest.raises(Unknown, match="did not fire"):
-        at_rest.copy_over(root, {"deep": "other"})
+        at_rest.copy_over(root, {"deep": "other"}, older)

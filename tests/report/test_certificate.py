@@ -110,6 +110,16 @@ def test_a_check_may_name_owner_and_grade() -> None:
     assert {key: getattr(one, key) for key in told} == told
 
 
+@pytest.mark.parametrize(
+    ("other", "kept"),
+    [("PASS", None), ("NOT_APPLICABLE", None), ("UNKNOWN", ATOM), ("VIOLATION", ATOM), ("", ATOM)],
+)
+def test_nobody_is_sent_to_a_promise_that_is_kept(other: str, kept: str | None) -> None:
+    doubt = outcome(CORR, "UNKNOWN", f"it ends; see {ATOM}", cause=Cause.CONTROL, see=ATOM)
+    one = build(doubt, *([outcome(ATOM, other)] if other else [])).invariants[CORR]
+    assert (one.see, one.reason) == (kept, f"it ends; see {ATOM}" if kept else "it ends")
+
+
 def cast(identifier: str, told_by: str = "") -> CheckOutcome:
     return outcome(identifier, "VIOLATION", "cast", origin="casts", told_by=told_by)
 

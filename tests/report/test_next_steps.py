@@ -168,7 +168,7 @@ def test_a_control_that_is_unknown_itself_comes_first() -> None:
 
 def test_a_control_that_is_kept_after_all_is_looked_at_by_hand() -> None:
     lines = block(build(doubt(control_failed("nothing resumes", ATOM))), DISC)
-    assert f"control failed: nothing resumes; see {ATOM}" in lines
+    assert "control failed: nothing resumes" in lines, "nobody is sent to what is kept"
     assert any(line.startswith("next: ") and "by hand" in line for line in lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from databases import packed
 from step_files import StepFiles, sync
 
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability, FutureSave
+from ckpt_conformance.reference_impl.trainer import Trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,6 +169,56 @@ class Counting(ThreadManager):
         return super().save(job, step)
 
 
+class ThreadTrainer(Trainer):
+    """Owns the loop; its thread writes a step as late as it can: when the next save begins."""
+
+    def __init__(self, root: Path) -> None:
+        """Open on a directory."""
+        self.files, self.executor = StepFiles(root), ThreadPoolExecutor(1)
+        self.steps = self.files.steps
+        self.until_next = threading.Event()
+        self.last: Future[None] | None = None
+
+    def fit(self, *given: Any) -> None:  # noqa: ANN401
+        super().fit(*given)
+        self.finish()
+
+    def restore(self, job: Any, resume: bool | int | Path) -> None:  # noqa: ANN401, FBT001
+        job.step = self.files.load(job, None if resume is True else int(str(resume)))
+
+    def checkpoint(self, job: Any, journal: Any) -> None:  # noqa: ANN401
+        self.until_next.set()
+        journal.begun(job.step)
+        self.finish()
+        self.until_next = threading.Event()
+        todo = (self.until_next, job.step, packed(job), journal)
+        self.last = self.executor.submit(self.write, *todo)
+
+    def write(self, until: threading.Event, step: int, content: bytes, journal: Any) -> None:  # noqa: ANN401
+        until.wait()
+        try:
+            publish(self.files.path(step), content)
+        except Exception as error:
+            journal.failed(step, error)
+            raise
+        journal.acknowledged(step)
+
+    def finish(self) -> None:
+        """Wait for the thread; raises what made it fail."""
+        self.until_next.set()
+        last, self.last = self.last, None
+        if last:
+            last.result()
+
+
+@dataclass(frozen=True)
+class Trains(AdapterBase):
+    def open(self, root: Path, options: OpenOptions) -> ThreadTrainer:
+        if options.keep_last is not None:
+            raise NotImplementedError("it keeps all steps")
+        return ThreadTrainer(root)
+
+
 @dataclass(frozen=True)
 class Counts(AdapterBase):
     spare: int = 0
@@ -217,6 +269,10 @@ ROTATING: dict[str, Any] = {
     "refusals": (FileNotFoundError,),
     "capabilities": frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),
 }
+trainer = Trains(
+    **ROTATING
+    | {"shape": "trainer", "capabilities": thread.capabilities, "name": "background-trainer"}
+)
 purging = Purges(name="background-purging", **ROTATING)
 counting = Counts(name="background-counting", **ROTATING)
 sparing = Counts(name="background-sparing", **ROTATING, spare=1)

@@ -120,6 +120,37 @@ class Ascending(Limited):
             self.path(old).unlink()
 
 
+@dataclass
+class Horizon(Limited):
+    """Deletes what is below the last ones but for what it has just saved; lists the last ones."""
+
+    keep: int | None = None
+
+    def kept(self) -> list[int]:
+        there = super().steps()
+        return there[-self.keep :] if self.keep else there
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        super().save(job, step)
+        for old in set(super().steps()) - {*self.kept(), step}:
+            self.path(old).unlink()
+
+    def steps(self) -> list[int]:
+        return self.kept()
+
+    def wanted(self, step: int | None) -> int:
+        wanted = step if step is not None else max(self.steps(), default=None)
+        if wanted is None or not self.path(wanted).exists():
+            raise FileNotFoundError(f"step {wanted} is not in {self.root}")
+        return wanted
+
+
+@dataclass(frozen=True)
+class OfHorizon(Adapter):
+    def open(self, root: Path, options: OpenOptions) -> Horizon:
+        return Horizon(root, (), is_silent=False, keep=options.keep_last)
+
+
 @dataclass(frozen=True)
 class Rotating(Adapter):
     words: str = "a newer step is there"
@@ -131,6 +162,9 @@ class Rotating(Adapter):
 ascending = Rotating(
     **vars(make()) | {"capabilities": make().capabilities | {Capability.RETENTION}}
 )
+horizon = OfHorizon(**vars(make()) | {"capabilities": ascending.capabilities})
+# It can't be asked for what it does not list.
+horizon_unnamed = replace(horizon, capabilities={Capability.STEPS, Capability.RETENTION})
 ascending_wordless = replace(ascending, words="")
 nothing, everything = make(), make(*Feature)
 empty_undeclared = make(Feature.EMPTY, is_declared=False)

@@ -44,6 +44,7 @@ UNDECLARED = {
 }
 TRICKS = ("log", "linked", "synchronous", "data_synchronous", "direct")
 ASCENDING = ("ascending", "ascending_wordless")
+HORIZON = ("horizon", "horizon_unnamed")
 STAGED = {
     "careful": set[str](),
     "logging": set[str](),
@@ -78,10 +79,11 @@ ADAPTERS = (
             "purging",
             "counting",
             "sparing",
+            "trainer",
         )
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
-    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING)),
+    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING, *HORIZON)),
     *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring", "folders")),
     *(f"reused:{name}" for name in REUSING),
     *(f"sharded:{name}" for name in SHARDED),
@@ -157,6 +159,12 @@ def test_a_manager_that_saves_in_a_thread_is_judged_as_what_it_is(
     assert others(found).keys() == OF_TORCH
 
 
+def test_a_fault_hits_the_save_that_it_is_for(strangers: Server) -> None:
+    """A trainer's thread that still writes step 2 as step 4 begins is let finish it first."""
+    found = verdicts("background:trainer", strangers, *ids("CKC-ATOM", "CKC-IOER", "CKC-DURA"))
+    assert others(found) == {}
+
+
 def test_a_job_is_wrapped_before_it_trains(strangers: Server) -> None:
     """Also where a check counts steps that it does not train."""
     (outcome,) = verdicts("background:wrapping", strangers, "CKC-DISC-001")["CKC-DISC-001"]
@@ -200,6 +208,25 @@ def test_a_save_that_is_refused_in_words_deletes_nothing(
     """A manager may refuse a step below the newest one: then no save can delete what it wrote."""
     (outcome,) = verdicts(f"limited:{adapter}", strangers, "CKC-RETN-004")["CKC-RETN-004"]
     assert outcome.verdict is verdict, outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("adapter", "verdict"), [*zip(HORIZON, (Verdict.PASS, Verdict.UNKNOWN), strict=True)]
+)
+def test_what_is_there_and_not_listed_was_not_deleted(
+    adapter: str, verdict: Verdict, strangers: Server
+) -> None:
+    """A save that deletes nothing is no save that deletes, whatever `steps` names after it."""
+    (outcome,) = verdicts(f"limited:{adapter}", strangers, "CKC-RETN-004")["CKC-RETN-004"]
+    assert outcome.verdict is verdict, outcome.reason
+
+
+@pytest.mark.parametrize("adapter", ["databases:wal", "databases:full", "mapped:lmdb_default"])
+def test_who_waits_for_a_lock_is_not_disturbed(adapter: str, strangers: Server) -> None:
+    """Readers wait while a writer commits: SQLite for 5 seconds, LMDB where a directory is new."""
+    needs_library(adapter)
+    (outcome,) = verdicts(adapter, strangers, "CKC-SIDE-012")["CKC-SIDE-012"]
+    assert outcome.verdict is Verdict.PASS, outcome.reason
 
 
 def needs_library(adapter: str) -> None:

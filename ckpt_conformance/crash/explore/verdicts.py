@@ -15,6 +15,7 @@ from ckpt_conformance.crash.explore import (
     summary,
     workloads,
 )
+from ckpt_conformance.crash.model.models import OF_A_DISK
 from ckpt_conformance.subject import bundle
 from ckpt_conformance.subject.subject import Slot
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import Fault
     from ckpt_conformance.subject.subject import Subject
 
-MODELS = ("kill", "ext4", "xfs", "btrfs")
 MODELS_OF_RANKS = ("ranks", "node-loss")  # what `nfs` loses `node-loss` loses, too
 SAME = ("same",)
 NEWEST = 4  # the step that the workload `second` saves
@@ -55,7 +55,7 @@ def _explore(subject: Subject, name: str) -> Explorer:
     explorer = engine.Explorer(subject, recorded, engine.FULL_CHECK if full else engine.QUICK)
     controls = subject.once(CONTROL, lambda: [None])  # the last one found is at the end
     explorer.result.control = None if full else controls[-1]
-    engine.run(explorer, MODELS)
+    engine.run(explorer, OF_A_DISK)
     reproduced.reproduce(explorer)
     controls.append(explorer.result.control)
     carry(subject, name, explorer)
@@ -71,7 +71,7 @@ def explore_injected(subject: Subject, fault: Fault) -> str:
     recorded = workloads.injected(subject, "second", fault, NEWEST)
     limits = replace(engine.FULL_CHECK, candidates=engine.QUICK.candidates, onward=0)
     explorer = engine.Explorer(subject, recorded, limits)
-    engine.run(explorer, MODELS)
+    engine.run(explorer, OF_A_DISK)
     subject.forget(EXPLORED, recorded.name)  # that of another fault
     subject.once(EXPLORED, lambda: explorer, recorded.name)
     return recorded.name

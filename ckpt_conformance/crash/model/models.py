@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.model.states import Model, State
     from ckpt_conformance.trace.operations import Recording
 
+OF_A_DISK = ("kill", "ext4", "xfs", "btrfs")  # what is explored unless models are named
 OF_RANKS = ("ranks", "nfs", "node-loss")  # only of a recording of several ranks
 
 # data=ordered, delayed allocation, auto_da_alloc, no fast_commit: a rename over a file, or a new
