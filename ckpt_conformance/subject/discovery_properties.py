@@ -290,7 +290,7 @@ def rotation(child: Any, seed: int, budget: str) -> Any:  # noqa: ANN401  a Chil
                 manager.plant(step)
             manager.rotate(steps[-1])
             listed = list(manager.steps())
-        there = {*os.listdir(root)}
+        there = {*os.listdir(root)}  # noqa: PTH208  names, and many
         gone = sorted(name for name in planted - there if not os.path.lexists(root / name))
         compare(sorted(listed), steps[-keep:], foreign, keep_last=keep, deleted=gone[:8])
         if gone:
