@@ -10,24 +10,12 @@ from ckpt_conformance.contract.verdicts import Unknown, Violation
 from ckpt_conformance.harness.messages import Probe, ProbeResult
 from ckpt_conformance.subject import controls
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.discovery_properties import Explored
 from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_retention as retention
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
-
-Finding = dict[str, object]  # what was planted and what was found, for evidence
-
-
-class Explored(msgspec.Struct, frozen=True):
-    """What a property came to: the trees that were tried, and the smallest one that disagrees.
-
-    `control` is what was wrong with a plain tree already: then nothing else can be judged.
-    """
-
-    trees: int = 0
-    control: Finding | None = None
-    disagreement: Finding | None = None
 
 
 def explore(subject: Subject, what: str, message: str, about: controls.Check) -> None:
@@ -41,6 +29,8 @@ def explore(subject: Subject, what: str, message: str, about: controls.Check) ->
     if value is None:
         raise Unknown(f"the harness failed: {subject.tell(result)}")
     explored = msgspec.convert(value, Explored)
+    if explored.remark:
+        subject.remarks.planted[what] = explored.remark
     if explored.control is not None:
         raise controls.blame(subject, explored.control, about)
     if explored.disagreement is not None:
@@ -49,7 +39,7 @@ def explore(subject: Subject, what: str, message: str, about: controls.Check) ->
 
 @check("CKC-DISC-011")
 def test_discovery_gives_what_was_planted(subject: Subject) -> None:
-    """In a tree of up to 10,000 steps among hostile names, discovery names exactly the steps.
+    """In a tree of 10,000 names, hostile ones among them, discovery names exactly the steps.
 
     Why: digits of other scripts, signs and paddings parse as numbers; large directories are listed
     in pages and in no order (D08, B10, KX8).
@@ -61,7 +51,7 @@ def test_discovery_gives_what_was_planted(subject: Subject) -> None:
 
 @check("CKC-RETN-011")
 def test_rotation_keeps_what_it_must_in_planted_trees(subject: Subject) -> None:
-    """In a tree of up to 10,000 steps among hostile names, rotation leaves exactly the newest.
+    """In a tree of 10,000 names, hostile ones among them, rotation leaves exactly the newest.
 
     Why: the order of steps, foreign names and leftovers each have misled a rotation (C08, KX8).
     How: draw trees with Hypothesis and names with Faker, plant them in memory, rotate, ask.

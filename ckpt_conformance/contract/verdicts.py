@@ -149,6 +149,8 @@ class Remarks:
 
     io_points: dict[str, str] = field(default_factory=dict[str, str])
     """Operation (save, load, rotation) -> how many of its system calls were made to fail."""
+    planted: dict[str, str] = field(default_factory=dict[str, str])
+    """Discovery, rotation -> how many names it saw, and on which file system."""
     crash: str = ""  # how saves were recorded, where system calls could not be
     ranks: str = ""  # the largest world at the full budget, and why no larger one
     releases: tuple[str, ...] = ()
@@ -159,6 +161,7 @@ class Remarks:
     def as_evidence(self) -> dict[str, str]:
         """Write them as entries of the evidence, for people."""
         points = {f"I/O points of {what}": remark for what, remark in self.io_points.items()}
+        points |= {f"planted for {what}": remark for what, remark in self.planted.items()}
         releases = ", ".join(self.releases)
         only = "; ".join(f"{who}: {', '.join(names)}" for who, names in self.one_sided.items())
         others = {"crash": self.crash, "ranks": self.ranks, "releases": releases, "only in": only}
@@ -167,6 +170,7 @@ class Remarks:
     def add(self, other: Remarks) -> None:
         """Take over what another check says; of two that differ the later one counts."""
         self.io_points |= other.io_points
+        self.planted |= other.planted
         self.crash = other.crash or self.crash
         self.ranks = other.ranks or self.ranks
         self.releases = tuple(dict.fromkeys((*self.releases, *other.releases)))

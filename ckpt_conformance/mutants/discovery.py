@@ -406,12 +406,26 @@ class LocalCounter(CheckpointManager):
 class FirstPage(CheckpointManager):
     """Takes the first page of a listing for all of it."""
 
+    page = 100  # names
+
     def steps(self) -> list[int]:
         """The steps that are committed by a name on the first page."""
-        page = set(resolve.names_in(self.root)[:100])
+        page = set(resolve.names_in(self.root)[: self.page])
         candidates = (one for one in resolve.scan(self.root) if one.complete)
         references = [candidate.reference for candidate in candidates]
         return sorted({reference.step for reference in references if reference.commit_name in page})
+
+
+@mutant(
+    "D08-store",
+    url="one-covenant/templar#607",
+    change="the listing of the root stops after 5,000 names",
+    violates={"CKC-DISC-011", "CKC-RETN-011"},
+)
+class FirstLargePage(FirstPage):
+    """Takes a page that few jobs fill for all of a listing."""
+
+    page = 5_000
 
 
 @mutant(

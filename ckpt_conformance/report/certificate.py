@@ -159,6 +159,7 @@ def _environment(outcomes: Iterable[CheckOutcome], run: RunFacts) -> Environment
         "releases": ", ".join(merged.releases),
         "one_sided": merged.one_sided,
         "io_points": points,
+        "planted": "; ".join(f"{what}: {told}" for what, told in sorted(merged.planted.items())),
     }
     described = {**run.environment, "device": run.options.device, **remarks}
     return msgspec.convert(described, Environment)

@@ -57,6 +57,7 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     releases: str = ""  # of torch, whose checkpoints were read
     one_sided: dict[str, list[str]] = {}  # release -> leaves that only it has
     io_points: str = ""
+    planted: str = ""
 
 
 class Adapter(Struct, frozen=True, kw_only=True):

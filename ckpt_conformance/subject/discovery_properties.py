@@ -1,8 +1,10 @@
-"""Discovery and rotation over planted trees, on a file system in memory (pyfakefs).
+"""Discovery and rotation over planted trees, on file systems in memory.
 
 Runs inside one child: Hypothesis draws which steps there are, Faker which other names; the manager
-plants payload-less steps by Python alone, because writers in C++ bypass pyfakefs. Without pyfakefs
-(an extra) the same trees lie in a directory of the disk.
+plants payload-less steps by Python alone, because writers in C++ bypass pyfakefs. The drawn trees
+lie in pyfakefs. It takes 100 microseconds for each name that is listed, and a millisecond for each
+step that is planted, so the large tree lies in private memory of the kernel, which takes a tenth.
+Where one of the two is not there its trees lie on the disk, and what is said of them says so.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ import random
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import msgspec
 
 from ckpt_conformance.contract import OpenOptions
+from ckpt_conformance.processes.memory import mount_place
 from ckpt_conformance.subject import names
 
 if TYPE_CHECKING:
@@ -25,8 +30,61 @@ if TYPE_CHECKING:
 
 DIGITS = ("٦", "６", "²", "Ⅷ", "1_0", "+8", "8.0", "00000000000000000000008")  # noqa: RUF001  hostile
 EDGES = (1, 9, 10, 99, 100, 999_999, 1_000_000, 10**9)
-BUDGETS = {"quick": (3, 20), "full": (60, 10_000)}  # drawn trees, steps of the large one
-LEFT_BEHIND = {"quick": 110, "full": 2_000}  # files of another program
+MANY = 40  # steps, of which rotation may delete half: each costs it more than to be listed
+ON_DISK = 200  # steps of the large tree where it is no memory: each may cost a sync
+# Names that sort before most steps, among them and behind: a listing that is cut loses steps.
+OTHERS = ("0-worker.{}.log", "events.out.tfevents.{}.0", "profile.{}.json", "~core.{}")
+IN_PYFAKEFS, IN_MEMORY = "in pyfakefs", "in private memory"
+NOT_ALLOWED = "this machine lets no process mount memory of its own"
+NOT_INSTALLED = "pyfakefs is not installed: the extra `all` has it"
+
+
+class Size(NamedTuple):
+    """How many trees are drawn; how many names the large one has, and how many of them are steps.
+
+    The edges come on top of both.
+    """
+
+    examples: int
+    names: int
+    steps: int
+
+
+BUDGETS = {"quick": Size(3, 10_000, 1_000), "full": Size(60, 20_000, 10_000)}
+
+Finding = dict[str, object]  # what was planted and what was found, for evidence
+
+
+class Explored(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a property came to: the trees that were tried, and the smallest one that disagrees.
+
+    `control` is what was wrong with a plain tree already: then nothing else can be judged. `drawn`
+    and `large` say where trees lay; the large one has so many `names`, and `steps` among them.
+    """
+
+    trees: int = 0
+    control: Finding | None = None
+    disagreement: Finding | None = None
+    drawn: str = ""
+    large: str = ""
+    names: int = 0
+    steps: int = 0
+
+    @property
+    def remark(self) -> str:
+        """What was seen, for a certificate; empty if the large tree was not reached."""
+        if not self.names:
+            return ""
+        large = f"{self.names:,} names, {self.steps:,} of them steps, {self.large}"
+        return f"{large}; {self.trees - 1} smaller trees {self.drawn}"
+
+
+class Tree(NamedTuple):
+    """What is planted: steps in their order, other names, and how many files of other programs."""
+
+    steps: list[int]
+    others: list[str]
+    crowd: int = 0
 
 
 class Disagreement(Exception):  # noqa: N818  a finding
@@ -44,18 +102,25 @@ def preload() -> None:
         _ = pyfakefs.fake_filesystem_unittest
 
 
+class Place(NamedTuple):
+    """A directory for trees, and in words where it lies."""
+
+    folder: Path
+    where: str
+
+
 @contextlib.contextmanager
-def file_system(folder: Path) -> Generator[Path]:
+def file_system(folder: Path) -> Generator[Place]:
     """Return a directory in memory; on disk, below `folder`, without pyfakefs."""
     try:
         from pyfakefs.fake_filesystem_unittest import Patcher
     except ImportError:
-        yield folder
+        yield Place(folder, f"on the disk ({NOT_INSTALLED})")
         return
     with Patcher(allow_root_user=True):
         root = Path("/planted")
         root.mkdir()
-        yield root
+        yield Place(root, IN_PYFAKEFS)
 
 
 @contextlib.contextmanager
@@ -69,13 +134,14 @@ def a_tree(folder: Path) -> Generator[Path]:
         shutil.rmtree(root)
 
 
-def steps_and_names(pool: list[str]) -> SearchStrategy[tuple[list[int], list[str]]]:
+def trees(pool: list[str]) -> SearchStrategy[Tree]:
     """Draw the steps of a tree, in the order in which they are planted, and other names in it."""
     from hypothesis import strategies as st
 
     step = st.one_of(st.integers(1, 120), st.sampled_from(EDGES))
     steps = st.lists(step, unique=True, max_size=16)
-    return st.tuples(steps, st.lists(st.sampled_from(pool), unique=True, max_size=8))
+    others = st.lists(st.sampled_from(pool), unique=True, max_size=8)
+    return st.builds(Tree, steps, others, crowd=st.just(0))
 
 
 def lookalikes(child: Any, folder: Path) -> list[str]:  # noqa: ANN401  a Child
@@ -87,40 +153,71 @@ def lookalikes(child: Any, folder: Path) -> list[str]:  # noqa: ANN401  a Child
     return similar + [name.of(word) for name in planted for word in DIGITS]
 
 
-def explore(child: Any, check: Callable[..., None], seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401
-    """Check a plain tree, drawn ones, and large ones; give what disagrees, smallest first."""
-    rng, trees = random.Random(seed), 0  # noqa: S311
-    pool = list(names.strange(seed, 20))
-    examples, steps = BUDGETS[budget]
-    large = [*EDGES, *rng.sample(range(101, 900_000), steps)]
+def explore(child: Any, check: Callable[..., None], seed: int, budget: str) -> Any:  # noqa: ANN401
+    """Check a plain tree, drawn ones, and a large one; give what disagrees, smallest first.
 
-    def on_tree(folder: Path, tree: tuple[list[int], list[str]]) -> None:
-        nonlocal trees
-        trees += 1
-        with a_tree(folder) as root:
-            check(child, root, *tree)
-
+    Returns `Explored` as plain JSON.
+    """
+    exploring = Exploring(child, check)
+    size, pool = BUDGETS[budget], list(names.strange(seed, 20))
     try:
-        with file_system(child.root) as folder:
-            pool += lookalikes(child, folder)
-            try:
-                on_tree(folder, ([2, 4, 6, 8], []))
-            except Disagreement as error:
-                return {"control": error.args[0]}
-            draw(partial(on_tree, folder), pool, seed, examples)
-            on_tree(folder, (large, pool[:20]))
-        on_tree(child.root, (large[:50], pool[:20] + crowd(budget)))  # slow in memory
+        exploring.small_ones(pool, seed, size.examples)
+        if exploring.explored.control is None:
+            exploring.large_one(pool, seed, size)
     except Disagreement as error:
-        return {"trees": trees, "disagreement": error.args[0]}
-    return {"trees": trees}
+        exploring.note(disagreement=error.args[0])
+    return msgspec.to_builtins(exploring.explored)
 
 
-def crowd(budget: str) -> list[str]:
-    """Return the names of the many files that another program left."""
-    return [f"events.out.tfevents.{1_700_000_000 + at}.0" for at in range(LEFT_BEHIND[budget])]
+class Exploring:
+    """Checks trees one after the other, and notes what came of them."""
+
+    def __init__(self, child: Any, check: Callable[..., None]) -> None:  # noqa: ANN401  a Child
+        """Begin with none."""
+        self.child, self.check = child, check
+        self.explored = Explored()
+
+    def note(self, **fields: object) -> None:
+        """Note what was found."""
+        self.explored = msgspec.structs.replace(self.explored, **fields)
+
+    def on_tree(self, folder: Path, tree: Tree) -> None:
+        """Check one tree; raises Disagreement."""
+        self.note(trees=self.explored.trees + 1)
+        with a_tree(folder) as root:
+            names.plant_empty(root, crowd(tree.crowd))
+            self.check(self.child, root, tree)
+
+    def small_ones(self, pool: list[str], seed: int, examples: int) -> None:
+        """Check a plain tree, then drawn ones; lookalikes of this manager's names go to `pool`."""
+        with file_system(self.child.root) as place:
+            self.note(drawn=place.where)
+            pool += lookalikes(self.child, place.folder)
+            try:
+                self.on_tree(place.folder, Tree([2, 4, 6, 8], []))
+            except Disagreement as error:
+                self.note(control=error.args[0])
+                return
+            draw(partial(self.on_tree, place.folder), pool, seed, examples)
+
+    def large_one(self, pool: list[str], seed: int, size: Size) -> None:
+        """Check one tree of very many names."""
+        is_memory = mount_place(self.child.root)
+        count = size.steps if is_memory else ON_DISK
+        drawn = random.Random(seed).sample(range(101, 900_000), count)  # noqa: S311
+        others, steps = pool[:20], [*EDGES, *drawn]
+        where = IN_MEMORY if is_memory else f"on the disk ({NOT_ALLOWED})"
+        tree = Tree(steps, others, crowd=size.names - count)
+        self.note(large=where, names=size.names + len(EDGES) + len(others), steps=len(steps))
+        self.on_tree(self.child.root, tree)
 
 
-def draw(on_tree: Callable[..., None], pool: list[str], seed: int, examples: int) -> None:
+def crowd(count: int) -> list[str]:
+    """Return the names of the many files that other programs left."""
+    return [OTHERS[at % len(OTHERS)].format(1_700_000_000 + at) for at in range(count)]
+
+
+def draw(on_tree: Callable[[Tree], None], pool: list[str], seed: int, examples: int) -> None:
     """Let Hypothesis draw trees and shrink the first that disagrees."""
     from hypothesis import HealthCheck, given, settings
     from hypothesis import seed as seeded
@@ -131,8 +228,8 @@ def draw(on_tree: Callable[..., None], pool: list[str], seed: int, examples: int
 
     @limited
     @seeded(seed)
-    @given(steps_and_names(pool))
-    def drawn(tree: tuple[list[int], list[str]]) -> None:
+    @given(trees(pool))
+    def drawn(tree: Tree) -> None:
         on_tree(tree)
 
     drawn()
@@ -156,10 +253,11 @@ def compare(listed: list[int], wanted: list[int], foreign: list[str], **more: An
         raise Disagreement({**finding, "steps": len(wanted)})
 
 
-def discovery(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401  a Child
+def discovery(child: Any, seed: int, budget: str) -> Any:  # noqa: ANN401  a Child
     """Compare what discovery advertises with what was planted."""
 
-    def check(child: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
+    def check(child: Any, root: Path, tree: Tree) -> None:  # noqa: ANN401
+        steps, foreign, _ = tree
         names.plant_all(root, foreign)
         with blame_the_manager(foreign):
             manager = child.adapter.open(root, OpenOptions())
@@ -171,17 +269,19 @@ def discovery(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: AN
     return explore(child, check, seed, budget)
 
 
-def rotation(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401  a Child
+def rotation(child: Any, seed: int, budget: str) -> Any:  # noqa: ANN401  a Child
     """Rotate planted trees and compare what is left.
 
     Steps are planted in ascending order, so that their times agree with it: whether times matter
     is another promise.
     """
 
-    def check(child: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
-        steps = sorted(steps) or [1]
-        planted = names.plant_all(root, foreign)
-        least = max(getattr(child.adapter, "min_keep", 1), len(steps) - 20)
+    def check(child: Any, root: Path, tree: Tree) -> None:  # noqa: ANN401
+        steps, foreign = sorted(tree.steps) or [1], tree.others
+        planted = {*names.plant_all(root, foreign), *crowd(tree.crowd)}
+        least = max(
+            getattr(child.adapter, "min_keep", 1), 0 if len(steps) < MANY else len(steps) // 2
+        )
         most = getattr(child.adapter, "max_keep", None) or len(steps)
         keep = min(max(1 + len(foreign) % 3, least), most)
         with blame_the_manager(foreign):
@@ -190,7 +290,8 @@ def rotation(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN
                 manager.plant(step)
             manager.rotate(steps[-1])
             listed = list(manager.steps())
-        gone = [name for name in planted if not os.path.lexists(root / name)]
+        there = {*os.listdir(root)}  # noqa: PTH208  names, and many
+        gone = sorted(name for name in planted - there if not os.path.lexists(root / name))
         compare(sorted(listed), steps[-keep:], foreign, keep_last=keep, deleted=gone[:8])
         if gone:
             raise Disagreement({"deleted": gone[:8], "steps": len(steps)})

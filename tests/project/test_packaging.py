@@ -35,6 +35,7 @@ EXTRAS = {
     "reference": {"blake3", "fsspec", "safetensors"},
     "tools": {"pyyaml"},
     "fast": {"isal"},
+    "memory": {"pyfakefs"},
     "cluster": {"distributed", "cryptography"},
     "s3": {"s3fs"},
     "all": {"ckpt-conformance"},

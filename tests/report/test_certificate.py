@@ -438,7 +438,15 @@ def test_a_certificate_repeats_how_its_checks_were_made() -> None:
     result = encode(build(*ones, outcome(CORR, "PASS")))
     assert result["environment"]["crash"] == told
     assert result["environment"]["io_points"] == "load: a sample of 4; save: all 9"
-    assert not {"crash", "ranks", "io_points"} & encode(build(*all_pass()))["environment"].keys()
+    told_by_none = {"crash", "ranks", "io_points", "planted"}
+    assert not told_by_none & encode(build(*all_pass()))["environment"].keys()
+
+
+def test_a_certificate_says_what_was_planted_and_where() -> None:
+    planted = [Remarks(planted={what: "28 names"}) for what in ("rotation", "discovery")]
+    ones = [outcome(ATOM, "PASS", remarks=remarks) for remarks in planted]
+    result = encode(build(*ones, outcome(CORR, "PASS")))
+    assert result["environment"]["planted"] == "discovery: 28 names; rotation: 28 names"
 
 
 def as_version_1(result: Result) -> Any:  # noqa: ANN401  what a file holds
