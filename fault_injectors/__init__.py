@@ -36,6 +36,7 @@ AT_CALL: Mapping[str, str] = {
     "slow-disk": "slow_disk:SlowDisk",
     "other-release": "other_release:OtherRelease",
     "torch-cast": "torch_cast:TorchCast",
+    "torch-tie": "torch_tie:TorchTie",
 }
 """Where the injector of a name is: a class, or a row of the table, which makes one as a class does.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Golden, Subject
 
 MODULE_CAST = "torch-module-cast"  # an origin in the catalogue
+MODULE_TIE = "torch-module-tie"  # and another one
 HOLE = "ckpt_conformance.fault_injectors.dcp_metadata:punch_hole"
 ARRIVE = Run(resume=True, stop_after=0)
 
@@ -175,7 +176,8 @@ def test_what_was_saved_apart_is_not_one_in_the_job(subject: Subject) -> None:
     Why: where two names of a job share memory, the last one that is read wins; the other value is
     gone, and nothing is said (S04).
     How: save a model with two pairs of buffers of one shape, of 8 elements and of one; load it into
-    models in which a pair is one.
+    models in which a pair is one. What is lost is loaded once more with a torch that refuses this:
+    if that refuses, the violation is torch's.
     """
     if words := features.refusal(subject, Feature.TIED, DEFAULT_KIND):
         raise NotApplicable(words)
@@ -189,7 +191,12 @@ def test_what_was_saved_apart_is_not_one_in_the_job(subject: Subject) -> None:
         if not _refused(result) and (lost or result.exit_kind is not ExitKind.ENDED):
             message = f"{' and '.join(pair)} were saved apart and are one in the job, unsaid"
             evidence = subject.evidence(result, destination=variant, lost=lost)
-            raise Violation(message, evidence=evidence)
+            subject.materialize(golden)
+            tie = fault_injectors.spec("torch-tie")
+            again = subject.resume(kind="pairs", variant=variant, faults=(tie,))
+            violation = Violation(message, evidence=evidence)
+            violation.origin = MODULE_TIE if again.has_fired and _refused(again) else ""
+            raise violation
 
 
 @check("CKC-INTN-011")

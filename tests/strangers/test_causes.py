@@ -14,6 +14,7 @@ import pytest
 from ckpt_conformance.report.result import Result, decode
 
 HERE = Path(__file__).parent
+TIES = "CKC-INTN-016"
 COMP, INTN, RSUM = CASTS = ("CKC-COMP-003", "CKC-INTN-004", "CKC-RSUM-010")
 
 
@@ -66,6 +67,17 @@ def test_what_a_manager_casts_by_itself_is_its_own(adapter: str, own: str, tmp_p
         "adapter",
         "MUST",
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("adapter", "owner"),
+    [("torch-save-inplace", "library: torch"), ("mutant:S04-apart", "adapter")],
+)
+def test_a_tie_that_torch_fills_is_torchs(adapter: str, owner: str, tmp_path: Path) -> None:
+    _, _, result = certify(tmp_path, "certify", adapter, *only(TIES), "--out", "first")
+    told = result.invariants[TIES]
+    assert (str(told.verdict), told.owner) == ("NOT_MET", owner)
 
 
 @pytest.mark.slow
