@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOMENTS, COUNTERS = "CKC-COMP-001", "CKC-COMP-002"
 RUN = "CKC-RSUM-001"
-NAMES = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "momentum_buffer")
+NAMES = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "momentum_buffer", "master")
 
 
 def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
