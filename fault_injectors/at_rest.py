@@ -307,13 +307,32 @@ def edit_json(
     container, key = rng.choice(alike or fields)
     old = container[key]
     container[key] = old + 1 if what == "number" else f"{old}x"
-    compact = b": " not in data
-    separators = (",", ":") if compact else None
-    ascii_only = data.isascii()
-    text = json.dumps(tree, separators=separators, ensure_ascii=ascii_only, indent=_indent(data))
-    rewrite(path, text.encode() + (b"\n" if data.endswith(b"\n") else b""))
+    rewrite(path, _as_before(tree, data))
     detail = f"{key}: {old!r} became {container[key]!r}"
     return prove("edited-metadata", root, file, before, detail=detail)
+
+
+def keys_of(path: Path) -> list[str]:
+    """List the outermost keys of a JSON file; none where it holds no object."""
+    tree = json.loads(path.read_bytes())
+    return sorted(tree) if isinstance(tree, dict) else []
+
+
+def rename_key(root: Path, file: str, key: str) -> Damage:
+    """Rename an outermost key of a JSON file: what looks for it finds none."""
+    path = root / file
+    before, data = digest(path), path.read_bytes()
+    tree = {f"{name}x" if name == key else name: one for name, one in json.loads(data).items()}
+    rewrite(path, _as_before(tree, data))
+    return prove("renamed-key", root, file, before, detail=f"{key} became {key}x")
+
+
+def _as_before(tree: Any, data: bytes) -> bytes:  # noqa: ANN401  what JSON holds
+    """Return JSON with the separators, indentation and last line of what it was."""
+    separators = (",", ":") if b": " not in data else None
+    ascii_only = data.isascii()
+    text = json.dumps(tree, separators=separators, ensure_ascii=ascii_only, indent=_indent(data))
+    return text.encode() + (b"\n" if data.endswith(b"\n") else b"")
 
 
 def _indent(data: bytes) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -200,6 +201,22 @@ class TrustsTheManifest(CheckpointManager):
         del body["manifest_digest"]
         body["manifest_digest"] = durable.digest_bytes(manifest.canonical(body))
         return manifest.parse_manifest(manifest.canonical(body), reference.manifest_path.name)
+
+
+@mutant(
+    "B07-key",
+    url="huggingface/transformers#35580",
+    change="a manifest that lacks a key ends the load with an error that no fallback expects",
+    violates={"CKC-CORR-006"},
+)
+class TakesKeysForGranted(CheckpointManager):
+    """Looks for a key before anything is checked."""
+
+    def read_manifest(self, reference: CheckpointReference) -> manifest.Manifest:
+        """Read the digest, then the rest."""
+        with suppress(OSError, UnicodeDecodeError, json.JSONDecodeError):
+            json.loads(reference.manifest_path.read_bytes())["manifest_digest"]
+        return super().read_manifest(reference)
 
 
 @mutant(

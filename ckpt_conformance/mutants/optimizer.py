@@ -96,6 +96,22 @@ class ByHash(CheckpointManager):
 
 
 @mutant(
+    "J02-own",
+    url="pytorch/pytorch#125528",
+    change="of an optimizer's state_dict only state and param_groups are saved",
+    violates={"CKC-COMP-017"},
+)
+class KeepsTheKnownKeys(CheckpointManager):
+    """Knows what torch's own optimizers have."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep two keys of each."""
+        saved = super().capture_optimizers(optimizers)
+        known = ("state", "param_groups")
+        return {name: {key: state[key] for key in known} for name, state in saved.items()}
+
+
+@mutant(
     "G04",
     url="verl-project/verl#7283",
     change="the load fills in state for parameters that have none",

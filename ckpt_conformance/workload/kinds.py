@@ -14,7 +14,15 @@ from torch.optim import lr_scheduler
 from ckpt_conformance.contract import DEFAULT_KIND, Feature
 from ckpt_conformance.workload import models
 from ckpt_conformance.workload.loader import FEATURES, ShuffledLoader
-from ckpt_conformance.workload.state import Ema, Extra, Gradients, MasterSgd, Rex, Unusual
+from ckpt_conformance.workload.state import (
+    Ema,
+    Extra,
+    Gradients,
+    MasterSgd,
+    Rex,
+    SteadySgd,
+    Unusual,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -58,6 +66,10 @@ KINDS: dict[str, Kind] = {
     "conv": Kind(models.Convolution, shows="batch norm: running statistics and their counter"),
     "two-optimizers": Kind(
         optimizer="two", shows="several optimizers with different numbers of keys"
+    ),
+    "steady": Kind(
+        optimizer="steady",
+        shows="an optimizer that adds state of its own beside state and param_groups",
     ),
     "accumulate": Kind(
         accumulate=3, shows="a save between two micro-batches: held gradients are state"
@@ -220,6 +232,8 @@ def _optimizers(
         "weight_decay": 0.3 if variant == "drift" else 0.1,
     }
     constant: ParameterGroup = {"params": vectors, "weight_decay": 0.0, "betas": (0.8, 0.95)}
+    if kind.optimizer == "steady":
+        return {"optimizer": SteadySgd([p for _, p in named], rate)}
     if kind.optimizer == "two":
         second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
         return {"optimizer": optim.AdamW([decaying], rate), "optimizer.second": second}

@@ -216,6 +216,45 @@ class MasterSgd(optim.Optimizer):
         p.copy_(state["master"].to(p.dtype))
 
 
+class SteadySgd(optim.SGD):
+    """SGD whose rate follows the mean size of all gradients: state that is no parameter's.
+
+    It stands beside `state` and `param_groups` in the state_dict, as scalers and masters of whole
+    groups do elsewhere. A dict that lacks it is taken, as those do: it begins anew.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        """Have seen no gradient yet."""
+        super().__init__(params, lr, momentum=0.9)
+        self.seen, self.mean = 0, torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """Take the gradients into the mean, and step by the rate that it gives."""
+        groups = self.param_groups
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([gradient.float().norm() for gradient in gradients]).mean()
+        self.seen += 1
+        self.mean.lerp_(norm, 1 / min(self.seen, 4))
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] /= 1 + float(self.mean)
+        loss: Any = super().step(closure)
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        return loss
+
+    def state_dict(self) -> StateDict:
+        """Return what SGD has, and the mean."""
+        return {**super().state_dict(), "seen": self.seen, "mean": self.mean.clone()}
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Set what is there."""
+        own = dict(state_dict)
+        self.seen, self.mean = own.pop("seen", 0), own.pop("mean", torch.zeros(())).clone()
+        super().load_state_dict(own)
+
+
 class Rex:
     """The REX schedule as a callable object, smoothed: what it gave before is a part of its state.
 

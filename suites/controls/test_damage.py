@@ -24,7 +24,7 @@ from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject import names as step_names
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import OTHER_SEED
+from ckpt_conformance.subject.subject import OTHER_SEED, Slot
 
 if TYPE_CHECKING:
     import random
@@ -44,6 +44,7 @@ OLDER, NEWEST, LATER = 2, 4, 6
 BLOCKED = 6.0  # seconds after which a load of a FIFO is taken to wait for ever
 GENERATORS = "rng"  # the component whose tensors do not take any bits
 SEVERAL = 9  # bits
+MISSED: Slot[list[str]] = Slot("files whose absence lets a load fall back")
 
 
 def damaged(subject: Subject, faults: Sequence[Fault]) -> list[tuple[Damage, Case]]:
@@ -378,8 +379,41 @@ def test_what_is_no_file_does_not_hide_an_older_step(subject: Subject) -> None:
         _serves_the_older(subject, file, kind)
 
 
+@check("CKC-CORR-006")
+def test_metadata_that_lacks_a_key_does_not_hide_an_older_step(subject: Subject) -> None:
+    """With the newest step damaged a load falls back to the newest whole one.
+
+    Why: a key that was not there ended the load with an error that its fallback did not expect
+    (B07).
+    How: rename each outermost key of each JSON file of step 4, one at a time; resume, expect step 2
+    or 4. Only files count whose absence lets a load fall back. That what is served is right is
+    asked by CKC-CORR-004.
+    """
+    if not older_stays(subject.golden()):
+        raise NotApplicable("only the newest step is on disk")
+    folder = subject.golden().snapshot(NEWEST)
+    files = at_rest.json_files(folder, sorted(those_fallen_back_from(subject)))
+    pairs = [(file, key) for file in files for key in at_rest.keys_of(folder / file)]
+    if not pairs:
+        raise NotApplicable("no file that a load can do without holds a JSON object")
+    faults = [partial(at_rest.rename_key, file=file, key=key) for file, key in pairs]
+    hiding = {Outcome.LOST_ALL, *REFUSALS}
+    made = damaged(subject, faults)
+    resumed = outcomes(subject, [case for _, case in made], set(Outcome) - hiding)
+    wrong = [one for one in zip(made, resumed, strict=True) if one[1][0] in hiding]
+    if wrong:
+        (damage, _), (outcome, result) = wrong[0]
+        message = f"{damage.file}: {damage.detail}: the whole step {OLDER} is not served: {outcome}"
+        evidence = subject.evidence(result, damage=damage.to_json())
+        raise Violation(message, evidence=evidence, rate=(len(wrong), len(pairs)))
+
+
 def those_fallen_back_from(subject: Subject) -> list[str]:
     """Name files of the newest step without which a load serves the older one; in drawn order."""
+    return subject.once(MISSED, lambda: _fallen_back_from(subject))
+
+
+def _fallen_back_from(subject: Subject) -> list[str]:
     files = newest_files(subject)
     made = damaged(subject, [partial(at_rest.remove, file=file) for file in files])
     resumed = outcomes(subject, [case for _, case in made], {Outcome.LOST_STEP})

@@ -193,6 +193,23 @@ def test_moments_follow_the_name(subject: Subject) -> None:
     resumption.follow(subject, golden, result, resumption.AFTER, "moments went to other parameters")
 
 
+@check("CKC-COMP-017")
+def test_what_an_optimizer_adds_comes_back(subject: Subject) -> None:
+    """What an optimizer has in its state_dict beside state and param_groups comes back.
+
+    Why: a manager that takes an optimizer's state apart by the two keys that torch knows leaves the
+    others behind: a scale, a running mean, masters of a whole group begin anew (J02).
+    How: a job whose optimizer keeps the mean size of all gradients; compare it bit for bit.
+    """
+    controls.require(test_moments_reach_a_fresh_optimizer, subject)
+    message = "what the optimizer keeps beside state and param_groups is not what was saved"
+    resumption.identity(subject, "optimizer", message, _is_own, "steady")
+
+
+def _is_own(path: str) -> bool:
+    return not path.startswith(("state", "param_groups"))
+
+
 # -- scheduler, generators, scaler, EMA, loader, extra, gradients ---------------------------------
 
 

@@ -33,6 +33,7 @@ SHOWN_BY = {
     "transformer": "I01-fused",
     "conv": "M03-norm",
     "two-optimizers": "G18",
+    "steady": "J02-own",
     "accumulate": "H08",
     "rare-dtypes": "K04",
     "masters": "K01",
