@@ -432,6 +432,15 @@ def _shown(call: SeenCall) -> dict[str, object]:
     return {name: getattr(call, name) for name in names}
 
 
+def can_fail(subject: Subject, what: str) -> bool:
+    """Tell whether this machine can make system calls of an operation fail."""
+    try:
+        applicable(subject, (what,))
+    except Unknown as doubt:
+        return doubt.cause is not Cause.MACHINE
+    return True
+
+
 def require(
     subject: Subject,
     whats: Sequence[str],
