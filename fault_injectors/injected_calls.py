@@ -26,6 +26,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.fault_injectors import roles
 from ckpt_conformance.fault_injectors.advancing import (
     CONTROL,
     DEADLINE,
@@ -36,6 +37,8 @@ from ckpt_conformance.fault_injectors.advancing import (
     Task,
     TrialResult,
     digest_of,
+    strata_of,
+    unmet,
 )
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.client import is_unsupervised
@@ -72,6 +75,7 @@ class Operation:
     kinds: tuple[str, ...]
     sample: tuple[int, ...]  # trials of each kind at the quick budget
     named: int = 0  # kinds of names at which every call fails, at the quick budget
+    strata: int = 24  # of calls, that are hit although the sample left them out
     keep_last: int | None = None
 
 
@@ -181,6 +185,9 @@ def _try_all(subject: Subject, what: str) -> Trials:
     )
     require_control(subject, operation, control)
     how_many = remark(operation, control, rest)
+    if subject.budget == "quick":
+        task = _task(subject, operation, (), (), _folder(subject, what))
+        how_many += in_strata(control, [trial.fault for trial in rest if trial.fired], task)
     fired = [trial for trial in rest if has_fired(trial)]
     tried = [Trial(trial) for trial in fired] if what == "load" else resumed(subject, what, fired)
     return Trials(control, tried, how_many)
@@ -208,6 +215,15 @@ def remark(operation: Operation, control: TrialResult, rest: list[TrialResult]) 
     if whole <= injected[False] and whole <= injected[True]:
         return f"all {points} failed once and from there on ({count} trials)"
     return f"a sample of {points}: {count} trials"
+
+
+def in_strata(control: TrialResult, tried: Sequence[CallFault], task: Task) -> str:
+    """Say how many strata of calls met an error."""
+    every, left = strata_of(control.log, task), unmet(control.log, tried, task)
+    names = ", ".join(map(str, left))
+    return f", {len(every) - len(left)} of {len(every)} sorts of calls at roles of files" + (
+        f" (not: {names})" if left else ""
+    )
 
 
 def require_control(subject: Subject, operation: Operation, control: TrialResult) -> None:
@@ -286,6 +302,8 @@ def _task(
         kinds=operation.kinds,
         sample=sample,
         named=operation.named,
+        strata=operation.strata,
+        known=roles.of_manager(subject),
         trials=planned,
         again=AGAIN if sample else 1,
         seed=subject.seed,
@@ -301,7 +319,7 @@ def try_on(subject: Subject, task: Task) -> ProcessResult:
         "task": msgspec.to_builtins(task),
     }
     seed = OTHER_SEED if task.what == "load" else JOB_SEED
-    few = sum(task.sample) + len(task.trials)
+    few = sum(task.sample) + len(task.trials) + (task.strata if task.sample else 0)
     deadline = DEADLINE * (few + 2) if few else FULL
     return subject.execute(Probe(probe=ADVANCE, args=arguments), seed=seed, deadline=deadline)
 

@@ -11,8 +11,9 @@ is left".
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum, auto
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance import fault_injectors
@@ -81,6 +82,8 @@ class Point:
     disk: tuple[Tree, Tree] = field(default=({}, {}), compare=False)
     offset: int = 0  # where in the file a write at a system call begins
     cut: int = 0  # bytes of it that a kill in the middle leaves
+    became: str = ""  # the name that its file has in the end, if that is another one
+    is_folder: bool = False  # the call is about a directory
 
     def spec(self, mode: str, **more: object) -> Fault:
         """Make the fault; `mode` is raise or kill."""
@@ -107,7 +110,30 @@ def points(counted: Sequence[FaultReport], after: Tree) -> list[Point]:
     for index, (fault, call) in enumerate(calls):
         following = calls[index + 1][1].tree if index + 1 < len(calls) else after
         all_points += _of_call(fault, call, following, before, after)
-    return all_points
+    return _named([call.tree for _, call in calls], all_points, after)
+
+
+def _named(seen: Sequence[Tree], every: Sequence[Point], after: Tree) -> list[Point]:
+    """Add to points the name that a temporary file gets: of a file with what it held at last.
+
+    An entry point of Python does not say of what it is given that it is a directory; names below it
+    do.
+    """
+    if not seen:
+        return []
+    last = {path: digest for tree in seen for path, digest in tree.items() if path not in after}
+    names = {digest: path for path, digest in after.items() if seen[0].get(path) != digest}
+    above = {
+        str(folder) for tree in (*seen, after) for name in tree for folder in Path(name).parents
+    }
+    return [
+        replace(
+            point,
+            became=point.became or names.get(last.get(point.path, ""), ""),
+            is_folder=point.is_folder or point.path in above,
+        )
+        for point in every
+    ]
 
 
 def _of_call(fault: str, call: SeenCall, following: Tree, before: Tree, after: Tree) -> list[Point]:
@@ -121,6 +147,8 @@ def _of_call(fault: str, call: SeenCall, following: Tree, before: Tree, after: T
             (call.tree, following),
             offset=call.offset,
             cut=half(call.offset, call.size) if call.what in WRITING else 0,
+            became=call.became,
+            is_folder=call.is_folder,
         )
 
     prefixes: list[Point] = []

@@ -249,3 +249,42 @@ class GivesAFileUp(CheckpointManager):
 
 class GaveUpError(Exception):
     """A file could not be written."""
+
+
+@mutant(
+    "D04-manifest",
+    url="google/orbax#605",
+    change="an error of the manifest's fsync is passed over, one of any other is not",
+    violates={"CKC-IOER-001", "CKC-DURA-005"},
+)
+class PassesOverTheManifest(CheckpointManager):
+    """Keeps the last small file outside of its handling of errors."""
+
+    def fsync_file(self, file: BinaryIO) -> None:
+        """Flush; of the manifest, if the disk lets it."""
+        try:
+            super().fsync_file(file)
+        except OSError:
+            if "meta_" not in file.name:
+                raise
+            logger.warning("%s could not be flushed", file.name)
+
+
+@mutant(
+    "C01-again",
+    url="Lightning-AI/pytorch-lightning#1150",
+    change="where an old file cannot be removed, rotation removes all steps but the newest",
+    violates={"CKC-IOER-007"},
+)
+class RotatesTooMuch(CheckpointManager):
+    """Tries to get rid of what it could not remove, and of what it was to keep."""
+
+    def delete_step(self, reference: CheckpointReference) -> None:
+        """Delete; after an error of it, all that is older than the newest."""
+        try:
+            super().delete_step(reference)
+        except OSError:
+            newest = max(self.steps())
+            for path in self.root.glob("*_0*"):
+                if str(newest) not in path.name:
+                    path.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint, identity
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
-from ckpt_conformance.fault_injectors import counting, injected_save, payload, points
+from ckpt_conformance.fault_injectors import counting, injected_save, payload, points, roles
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.fault_injectors.points import Now
 from ckpt_conformance.harness import messages
@@ -69,7 +69,7 @@ def crashes(subject: Subject, kind: SaveKind) -> list[Crash]:
 def _crash_each(subject: Subject, kind: SaveKind) -> list[Crash]:
     every = injected_save.points_of(subject, kind)
     full = subject.budget == "full"
-    chosen = every if full else points.choose(every, subject.rng, SCREENED)
+    chosen = every if full else screened(subject, every)
     new = injected_save.overwritten(subject) if kind.is_overwrite else None
     kept = _settled(subject, kind, chosen, new)
     good = [crash for crash in kept if is_whole(subject, crash, new)]
@@ -84,6 +84,19 @@ def _crash_each(subject: Subject, kind: SaveKind) -> list[Crash]:
     sure = [] if bad else [crash.point for crash in good]
     fine = subject.rng.sample(sure, min(most, len(sure)))
     return good + killed + [_kill(subject, point, kind) for point in fine]
+
+
+def screened(subject: Subject, every: Sequence[Point]) -> list[Point]:
+    """Choose points that leave different conditions, and of each stratum of calls one at least.
+
+    Conditions tell what temporary files there are from nothing else; strata tell them apart.
+    """
+    chosen = points.choose(every, subject.rng, SCREENED)
+    known = roles.of_manager(subject)
+    for calls in roles.strata(every, known).values():
+        if not set(calls) & set(chosen):
+            chosen.append(subject.rng.choice(calls))
+    return sorted(chosen, key=every.index)
 
 
 def _settled(
