@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ckpt_conformance.contract.verdicts import PhaseStates, Unknown
-from ckpt_conformance.crash.explore import audit, losses, real_fs
+from ckpt_conformance.contract.verdicts import NO_STATES, PhaseStates, Unknown
+from ckpt_conformance.crash.explore import audit, losses, real_fs, strata
 from ckpt_conformance.crash.explore.judging import (
     RANK,
     Facts,
@@ -163,6 +163,7 @@ class ModelReport:
     worst: dict[str, Violation] = field(default_factory=dict[str, Violation])  # by outcome
     unusable: list[str] = field(default_factory=list[str])  # recoveries that could not go on
     phases: dict[str, PhaseStates] = field(default_factory=dict[str, PhaseStates])
+    strata: PhaseStates = NO_STATES  # sorts of operations, and those after which a crash was tried
 
     def add(self, violation: Violation) -> None:
         """Count a violation; the first of its outcome stands for all, or the first observed one."""
@@ -324,7 +325,8 @@ class Limits:
     """How much is explored.
 
     `candidates` are states that a model may give, `recoveries` distinct contents that are recovered
-    from for one model, `alone` suspects of one child that get a process of their own.
+    from for one model, `strata` those beyond (see `listed`), `alone` suspects of one child that get
+    a process of their own.
     """
 
     candidates: int = 20_000
@@ -332,11 +334,12 @@ class Limits:
     alone: int = NO_LIMIT
     jobs: int = 1
     rounds: int = 3  # of shrinking
+    strata: int = 0  # recoveries more, from states after operations of a sort that was left out
     onward: int = 30  # recoveries of one child, beyond one of each kind, after which a job goes on
     images: int = 400  # crash points at which an image of a real file system is copied
 
 
-QUICK = Limits(candidates=400, recoveries=14, alone=4, rounds=1, onward=2)
+QUICK = Limits(candidates=400, recoveries=14, strata=24, alone=4, rounds=1, onward=2)
 QUICK_COMMAND = Limits(candidates=2000, recoveries=150, alone=20, rounds=2, onward=8, images=40)
 FULL_CHECK = Limits(candidates=2000, recoveries=300, alone=50)
 FULL = Limits()
@@ -388,8 +391,17 @@ class BaseExplorer:
         return cases
 
     def listed(self, models: Sequence[str]) -> list[Case]:
-        """List the states of some models, and return those that are chosen."""
-        return [case for name in models for case in self.choose(self.enumerate(name))]
+        """List the states of some models, and return those that are chosen.
+
+        Of each model one more after each sort of operation of which none was (see `strata`).
+        """
+        chosen = [case for name in models for case in self.choose(self.enumerate(name))]
+        rng = random.Random(self.seed)  # noqa: S311
+        for name in models if self.limits.strata else ():
+            groups = strata.of_cases(self.recording.operations, self.cases[name])
+            known = {case.content for case in chosen} | self.result.recoveries.keys()
+            chosen += strata.left_out(groups, known, self.limits.strata, rng)
+        return chosen
 
     def share_listing(self, other: BaseExplorer) -> None:
         """Take the states that another explorer of the same recording has listed."""
@@ -495,6 +507,15 @@ class BaseExplorer:
             errors = {error for content, error in result.used.items() if content in contents}
             report.unusable = sorted(errors - {""})
             report.phases = self._phases(self.cases[name])
+            report.strata = self._strata(self.cases[name])
+
+    def _strata(self, cases: Sequence[Case]) -> PhaseStates:
+        """Count sorts of operations with a crash after them, and those from which was recovered."""
+        groups = strata.of_cases(self.recording.operations, cases).values()
+        visited = self.result.recoveries.keys()
+        return PhaseStates(
+            len(groups), sum(any(case.content in visited for case in group) for group in groups)
+        )
 
     def _phases(self, cases: Sequence[Case]) -> dict[str, PhaseStates]:
         """Count distinct contents, and those that were recovered from, by phase of the saves."""
