@@ -154,6 +154,14 @@ def truncate(root: Path, file: str, cut: Cut = "half") -> Damage:
     return cut_at(root, file, length_of(cut, (root / file).stat().st_size))
 
 
+def make_noise(root: Path, file: str, rng: random.Random) -> Damage:
+    """Replace each byte of a file by a random one; its size stays."""
+    path = root / file
+    before = digest(path)
+    rewrite(path, rng.randbytes(path.stat().st_size))
+    return prove("noise", root, file, before)
+
+
 def cut_at(root: Path, file: str, length: int) -> Damage:
     """Cut a file to its first `length` bytes."""
     path = root / file

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract.verdicts import Violation, control_failed
 from ckpt_conformance.crash.explore import two_places
 from ckpt_conformance.crash.explore.two_places import MIRROR
-from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject import names, oracle
 from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ckpt_conformance.crash.explore.two_places import Loss, Mirrored
     from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Subject
 
 OLDEST = 2
 TRIED = 6  # contents at the quick budget
+TRIED_LATER = 3  # contents at the quick budget with which a job goes on
 
 
 @check("CKC-MIRR-008")
@@ -29,7 +31,9 @@ def test_a_power_loss_does_not_take_both_copies(subject: Subject) -> None:
     power failed (A05, D05).
     How: record saves that rotate, with the mirror below the manager's directory; of the contents
     that ext4, xfs and btrfs may hold after a deletion take those that have something else in the
-    mirror; load the step from there, or else from the directory itself.
+    mirror; load the step from there, or else from the directory itself. Then let the mirror's disk
+    alone lose, at a moment of the first upload, what POSIX lets it lose; resume, and save so many
+    steps that rotation deletes: what it deletes has to be in the mirror.
     """
     keep = subject.info.min_keep
     steps = range(OLDEST, OLDEST + 2 * (keep + 1), 2)
@@ -44,17 +48,55 @@ def test_a_power_loss_does_not_take_both_copies(subject: Subject) -> None:
             raise control_failed(f"step {OLDEST} does not load from the mirror", "CKC-MIRR-003")
         if _loads(subject, subject.root, wanted):
             continue
-        two_places.place(recording, loss, subject.root)  # where a bundle takes it from
-        operation = recording.operations[loss.state.point - 1]
-        evidence = {
-            "model": loss.model,
-            "power loss": f"after {operation.kind} of {operation.path}",
-            "state": loss.state.why,
-            "source": operation.source,
-            "left": sorted(loss.state.names)[:12],
-        }
         message = f"a power loss ({loss.model}) takes step {OLDEST} here and in the mirror"
-        raise Violation(message, evidence=evidence)
+        raise Violation(message, evidence=_evidence(subject, recording, loss))
+    _go_on_after_a_loss(subject, recording, steps, wanted)
+
+
+def _go_on_after_a_loss(
+    subject: Subject, recording: Mirrored, steps: range, wanted: Leaves
+) -> None:
+    """Raise Violation if a job deletes here what its mirror lost before it was told of a receipt.
+
+    Where a step goes that nobody has uploaded, and no power was lost, that is not to blame.
+    """
+    found = two_places.unsettled(recording, OLDEST)
+    for loss in found if subject.budget == "full" else itertools.islice(found, TRIED_LATER):
+        if _is_kept(subject, recording, loss, steps, wanted):
+            continue
+        if not _is_kept(subject, recording, two_places.not_uploaded(recording), steps, wanted):
+            reason = f"step {OLDEST} is deleted after a restart, and was never uploaded"
+            raise control_failed(reason, "CKC-MIRR-005")
+        message = f"step {OLDEST} is deleted after a power loss of the mirror took its copy there"
+        raise Violation(message, evidence=_evidence(subject, recording, loss))
+
+
+def _evidence(subject: Subject, recording: Mirrored, loss: Loss) -> dict[str, object]:
+    """Put a content where a bundle takes it from; tell what it is."""
+    two_places.place(recording, loss, subject.root)
+    operation = recording.operations[loss.state.point - 1]
+    return {
+        "model": loss.model,
+        "power loss": f"after {operation.kind} of {operation.path or 'the directory'}",
+        "state": loss.state.why,
+        "source": operation.source,
+        "left": sorted(loss.state.names)[:12],
+    }
+
+
+def _is_kept(
+    subject: Subject, recording: Mirrored, loss: Loss, steps: range, wanted: Leaves
+) -> bool:
+    """Let a job go on from a content; return whether the oldest step is then in either place."""
+    there = [subject.root / name.path for name in names.of_step(subject.golden(), OLDEST)]
+    two_places.place(recording, loss, subject.root)
+    keep = subject.info.min_keep
+    later = two_places.saves(steps[1:], resume=True)
+    subject.execute(*later, options=two_places.mirroring(subject, keep))
+    if all(path.exists() for path in there):
+        return True
+    roots = (subject.root / MIRROR, subject.root)
+    return any(_loads(subject, root, wanted) for root in roots)
 
 
 def _loads(subject: Subject, root: Path, wanted: Leaves) -> bool:

@@ -21,9 +21,11 @@ def test_power_loss_leaves_a_whole_step(subject: Subject) -> None:
     """After a power loss in or after a save a load gives a whole step.
 
     Why: without fsync a rename can reach the disk before the data: the newest checkpoint has its
-    name and no bytes, and the job does not start (O03, A05).
-    How: record the system calls of saves; lay out what ext4, xfs and btrfs may hold after a power
-    loss at each of them, and resume. An older step than the last is no matter here.
+    name and no bytes, and the job does not start (O03, A05). What a program still buffers when it
+    syncs a small file is no part of that sync (A04).
+    How: record the system calls of saves, the first one of a small job; lay out what ext4, xfs and
+    btrfs may hold after a power loss at each of them, and resume. An older step than the last is no
+    matter here.
     """
     verdicts.require_clean(subject, verdicts.saves(subject), MODELS, TORN)
 

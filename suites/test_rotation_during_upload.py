@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
+from ckpt_conformance.contract import kept_trees, trees
+from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.fault_injectors import at_rest
 from ckpt_conformance.harness.messages import (
     Close,
+    CopyOut,
     ExitKind,
     Gate,
     GateResult,
@@ -33,7 +35,7 @@ from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
@@ -163,16 +165,27 @@ def _fail_the_first_alone(subject: Subject) -> None:
     first = (Gate(state="fail"), save(2), AWAIT, Close(), Gate(state="open"))
     others = [op for step in (4, 6, 8) for op in (save(step), Close())]
     left = steps_left(subject, prompt(subject, *first, *others, Steps()))
-    if 2 in left:  # noqa: PLR2004  the step whose upload failed
-        return
-    wanted = subject.loaded(subject.golden(), 2)
-    trees.clear(subject.root)
-    result = subject.resume(2, root=mirror_of(subject))
-    arrived, state = oracle.arrival(result)
-    if arrived == 2 and oracle.same(state, wanted, subject.holds):  # noqa: PLR2004  that step
-        return
     message = "rotation deletes a step whose upload has failed, because a later one succeeded"
-    raise Violation(message, evidence=subject.evidence(result, steps=left))
+    _require_somewhere(subject, 2, left, message)
+
+
+def _require_somewhere(subject: Subject, step: int, left: list[int], message: str) -> None:
+    """Raise Violation if a step is neither among those that are left, nor in the mirror.
+
+    Raises Unknown where a mirror of which nothing has failed does not load either.
+    """
+    if step in left:
+        return
+    wanted = subject.loaded(subject.golden(), step)
+    trees.clear(subject.root)
+    result = subject.resume(step, root=mirror_of(subject))
+    arrived, state = oracle.arrival(result)
+    if arrived == step and oracle.same(state, wanted, subject.holds):
+        return
+    evidence = subject.evidence(result, steps=left)
+    trees.clear(mirror_of(subject))
+    controls.require(test_the_mirror_loads_like_the_original, subject)  # where no upload fails
+    raise Violation(message, evidence=evidence)
 
 
 @check("CKC-MIRR-003")
@@ -280,6 +293,69 @@ def test_half_a_mirrored_step_is_never_served(subject: Subject) -> None:
         message = f"a mirror that got {after} files of step 4 does not serve step 2"
         allowed = {Outcome.NEW, Outcome.PREVIOUS}
         subject.judge(result, legal, allowed, message, newest=4, acknowledged={2})
+
+
+@check("CKC-MIRR-009")
+def test_a_damaged_receipt_stops_no_rotation(subject: Subject) -> None:
+    """What an upload left here and is damaged ends neither the job nor the rotation of other steps.
+
+    Why: a receipt that could not be read raised in each later rotation: nothing was deleted any
+    more, and the disk filled (C11).
+    How: mirror step 2; cut each file short, or fill it with noise, that the upload has left in the
+    manager's directory; resume, save four more steps with two to keep, each uploaded before the
+    next one, ask. Step 2 itself may stay; where it is gone the mirror has it.
+    """
+    tree, receipts = _receipts(subject)
+    for damage in subject.sample(("half", "noise", "0"), quick=2):
+        steps, result = _rotated_after(subject, tree, receipts, damage)
+        if {8, 10} <= set(steps) and 4 not in steps:  # noqa: PLR2004  step 6 may wait for one more
+            if "explicit_step" in subject.info.capabilities:
+                message = (
+                    "rotation deletes a step whose receipt is damaged, and the mirror lacks it"
+                )
+                _require_somewhere(subject, 2, steps, message)
+            continue
+        control, undamaged = _rotated_after(subject, tree, (), "")
+        if not undamaged.went_well or 4 in control:  # noqa: PLR2004
+            reason = f"without damage steps {control} are left: {subject.tell(undamaged)}"
+            raise controls.blame(subject, reason, test_rotation_deletes_what_is_mirrored)
+        ended = "rotation stops" if result.went_well else "the job ends"
+        evidence = subject.evidence(result, damage=damage, damaged=list(receipts), steps=steps)
+        raise Violation(f"{ended} at a damaged file of an upload", evidence=evidence)
+
+
+def _receipts(subject: Subject) -> tuple[Path, Sequence[str]]:
+    """Mirror step 2; return what is here then, and which files the upload has left or changed.
+
+    Raises NotApplicable where there is none.
+    """
+    before, after = subject.scratch / "before", subject.scratch / "after"
+    shut = (Gate(state="shut"), save(2), AWAIT, CopyOut(tree=str(before)), Gate(state="open"))
+    result = prompt(subject, *shut, Close(), CopyOut(tree=str(after)))
+    if not result.went_well:
+        raise trouble(subject, result)
+    then, now = kept_trees.fingerprint(before), kept_trees.fingerprint(after)
+    found = sorted(path for path in now if (after / path).is_file() and now[path] != then.get(path))
+    if not found:
+        raise NotApplicable("an upload leaves no file in the manager's directory")
+    trees.materialize(mirror_of(subject), subject.scratch / "mirrored")
+    return after, found
+
+
+def _rotated_after(
+    subject: Subject, tree: Path, receipts: Sequence[str], damage: str
+) -> tuple[list[int], ProcessResult]:
+    """Damage files of a tree, save four more steps there; return the steps that are left."""
+    trees.materialize(tree, subject.root)
+    trees.materialize(subject.scratch / "mirrored", mirror_of(subject))
+    for path in receipts:
+        if damage == "noise":
+            at_rest.make_noise(subject.root, path, subject.rng)
+        else:
+            at_rest.truncate(subject.root, path, "half" if damage == "half" else "0")
+    ops = [op for step in (4, 6, 8, 10) for op in (save(step, resume=True), Close())]
+    result = prompt(subject, *ops, Steps())
+    return sorted(result.of(StepsResult).steps or ()), result
 
 
 @check("CKC-MIRR-007")

@@ -19,10 +19,11 @@ from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_save, points
 from ckpt_conformance.subject import controls
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.suites import sequences
+from ckpt_conformance.suites import covering, sequences
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_rng_scheduler as rng_scheduler
 from ckpt_conformance.suites.controls import test_smoke as smoke
+from ckpt_conformance.suites.covering import Move
 from ckpt_conformance.suites.sequences import (
     SEEDS,
     STEPS,
@@ -39,6 +40,7 @@ from ckpt_conformance.suites.sequences import (
 )
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Sequence
 
     from ckpt_conformance.harness.messages import Fault
@@ -56,7 +58,8 @@ STEERING = (
     "loader",
     "rng",
 )  # what makes the next step
-BUDGETS = {"quick": (3, 5), "full": (40, 24)}  # scripts, rules in each
+DRAWN, RULES = 40, 24  # scripts at the full budget, rules in each
+DEATHS = 3  # kills inside a save at the quick budget
 SHORTEN = 24  # runs that a script may cost while it is made shorter
 SAVE, LOAD, RESTART, BEGIN = SaveStep(), LoadStep(), Restart(), BeginAnew()
 PLAIN: list[Rule] = [
@@ -167,12 +170,11 @@ def draw(
     vocabulary: Vocabulary, damages: Sequence[DamageFile], subject: Subject
 ) -> list[list[Rule]]:
     """Draw scripts by the seed; of many, choose those with the most kinds of rule."""
-    count, rules = BUDGETS[subject.budget]
     given: dict[str, object] = {"vocabulary": vocabulary, "damages": damages, "scripts": []}
     machine: Any = type("Scripts", (Draw,), given)
     quiet = settings(
-        max_examples=4 * count,
-        stateful_step_count=rules,
+        max_examples=4 * DRAWN,
+        stateful_step_count=RULES,
         database=None,
         deadline=None,
         phases=[Phase.generate],
@@ -181,7 +183,32 @@ def draw(
     )
     run_state_machine_as_test(seed(subject.seed)(machine), settings=quiet)
     scripts: list[list[Rule]] = machine.scripts
-    return sorted(scripts, key=lambda script: -len(set(script)))[:count]
+    return sorted(scripts, key=lambda script: -len(set(script)))[:DRAWN]
+
+
+def moves(vocabulary: Vocabulary, damages: Sequence[DamageFile]) -> list[Move]:
+    """List the moves that hold by themselves; what ends a process is followed by a load."""
+
+    def pick(rng: random.Random) -> int:
+        return rng.randrange(6)
+
+    def damage(rng: random.Random) -> list[Rule]:
+        return [replace(rng.choice(damages), pick=pick(rng)), LOAD, SAVE]
+
+    every: dict[type[Rule], Move] = {
+        LoadStep: Move("load a step", lambda rng: [LoadStep(pick(rng))]),
+        BeginAnew: Move("begin anew", lambda _: [BEGIN, SAVE], most=1),
+        KeepLast: Move("rotate", lambda rng: [KeepLast(rng.randint(1, 3)), LOAD, SAVE, SAVE], 2),
+        DamageFile: Move("damage", damage, most=2),
+        DieInSave: Move("die", lambda rng: [DieInSave(pick(rng)), LOAD, SAVE], most=2),
+    }
+    always = [
+        Move("save", lambda _: [SAVE]),
+        Move("train", lambda _: [TrainOn()]),
+        Move("load", lambda _: [LOAD]),
+        Move("restart", lambda _: [RESTART, LOAD, SAVE]),
+    ]
+    return [*always, *(move for kind, move in every.items() if kind in vocabulary)]
 
 
 def world_of(subject: Subject) -> World:
@@ -213,7 +240,7 @@ def deaths(subject: Subject) -> list[Fault]:
         every = injected_save.points_of(subject, injected_save.SaveKind.NEW)
     except Unknown:
         return []
-    quick = 1 if subject.budget == "quick" else len(every)
+    quick = DEATHS if subject.budget == "quick" else len(every)
     return [point.spec("kill") for point in points.choose(every, subject.rng, quick)]
 
 
@@ -276,11 +303,16 @@ def test_no_sequence_of_operations_leaves_the_model(subject: Subject) -> None:
 
     Why: many bugs show at the save after the crash, or at the load after the second run; a check
     of one fault at a time does not meet them (A10, A11, A12, C11, D09).
-    How: draw scripts (train, save, load, load a step, rotate, delete or damage a file, die inside
-    a save, restart), run them against a model of what may come, shorten the first that fails.
+    How: scripts in which each move (train, save, load, load a step, rotate, delete or damage a
+    file, die inside a save, restart, begin anew) comes after each other one, at the full budget
+    also scripts that are drawn; run them against a model of what may come, shorten the first that
+    fails.
     """
     world, vocabulary, damages = plain(subject, world_of(subject))
-    for script in draw(vocabulary, damages, subject):
+    can_go_back = LoadStep in vocabulary
+    pairs = covering.scripts(moves(vocabulary, damages), subject.rng, can_go_back=can_go_back)
+    drawn = draw(vocabulary, damages, subject) if subject.budget == "full" else []
+    for script in [*pairs, *drawn]:
         violation = fails(subject, world, script)
         if violation:
             raise shorten(subject, world, script, violation)

@@ -101,7 +101,14 @@ class DeletesTheOldDirectory(CheckpointManager):
     "A03",
     url="PrimeIntellect-ai/prime-rl#2992",
     change="a small progress file beside the checkpoints is written in place",
-    violates={"CKC-ATOM-001", "CKC-ATOM-002", "CKC-DURA-001", "CKC-DURA-002", "CKC-IOER-002"},
+    violates={
+        "CKC-ATOM-001",
+        "CKC-ATOM-002",
+        "CKC-DURA-001",
+        "CKC-DURA-002",
+        "CKC-IOER-002",
+        "CKC-RTRP-020",
+    },
 )
 class SideFileInPlace(CheckpointManager):
     """Is atomic in everything but one small file."""
@@ -158,7 +165,7 @@ class PointerBeforeData(CheckpointManager):
     "A12",
     url="NVIDIA-NeMo/Automodel#3254",
     change="staging names are fixed, and one that is there already is an error",
-    violates={"CKC-ATOM-003", "CKC-DURA-003", "CKC-IOER-003"},
+    violates={"CKC-ATOM-003", "CKC-DURA-003", "CKC-IOER-003", "CKC-RTRP-020"},
 )
 class FixedStagingNames(CheckpointManager):
     """Trips over what its dead predecessor left."""

@@ -135,7 +135,7 @@ class NothingIsFine(CheckpointManager):
     "B01",
     url="KempnerInstitute/KempnerForge#102",
     change="what the pointer names is loaded, however old it is",
-    violates={"CKC-DISC-003"},
+    violates={"CKC-DISC-003", "CKC-RTRP-020"},
 )
 class PointerDecides(CheckpointManager):
     """Trusts the pointer more than the directory."""
@@ -226,7 +226,7 @@ class EveryNameIsANumber(CheckpointManager):
     "C05-latest",
     url="huggingface/transformers#26961",
     change="the newest checkpoint is the one that was modified last",
-    violates={"CKC-DISC-006"},
+    violates={"CKC-DISC-006", "CKC-RTRP-020"},
 )
 class NewestByTime(CheckpointManager):
     """Takes the time of modification for age."""
@@ -438,6 +438,7 @@ class FirstLargePage(FirstPage):
         "CKC-RETN-002",
         "CKC-SIDE-002",
         "CKC-SIDE-012",
+        "CKC-RTRP-020",
     },
 )
 class RollbackDeletes(CheckpointManager):
@@ -458,7 +459,7 @@ class RollbackDeletes(CheckpointManager):
     "R09-rollback",
     url="deepspeedai/DeepSpeed#8499",
     change="the latest is what was saved last; its optimizers are of the largest step",
-    violates={"CKC-DISC-012", "CKC-IOER-005"},
+    violates={"CKC-DISC-012", "CKC-IOER-005", "CKC-RTRP-020"},
 )
 class TwoRulesOfTheLatest(CheckpointManager):
     """Both rules name the same step until a run goes back and saves."""

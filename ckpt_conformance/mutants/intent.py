@@ -75,7 +75,7 @@ class OptimizerOfTheNewest(CheckpointManager):
     "B09-step",
     url="Lightning-AI/pytorch-lightning#7072",
     change="a step that does not exist is a warning, and training starts from scratch",
-    violates={"CKC-INTN-002"},
+    violates={"CKC-INTN-002", "CKC-RTRP-020"},
 )
 class AbsentStepIsAWarning(CheckpointManager):
     """Makes an explicit request optional."""

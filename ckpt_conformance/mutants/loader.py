@@ -49,7 +49,7 @@ class IteratorFirst(Trainer):
     "H01-live",
     url="PrimeIntellect-ai/prime-rl#3332",
     change="the position is set behind the back of an iterator that is under way",
-    violates={"CKC-RSUM-008"},
+    violates={"CKC-RSUM-008", "CKC-RTRP-020"},
 )
 class BehindItsBack(CheckpointManager):
     """A live iterator is not told of the load, and goes on with its own rows."""

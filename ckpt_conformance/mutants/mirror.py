@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
@@ -235,6 +236,28 @@ class KeepsEverything(CheckpointManager):
         return self.mirror is None and super().may_delete(candidate)
 
 
+class StrictReceipts(DirectoryMirror):
+    """Reads receipts, and does not mind one that it cannot read."""
+
+    def has_receipt(self, reference: CheckpointReference, manifest_digest: str) -> bool:
+        """Whether the receipt names this content; raises ValueError for one without JSON."""
+        path = self._receipt_path(reference)
+        receipt = json.loads(path.read_bytes()) if path.exists() else None
+        return bool(receipt == vars(self._receipt_of(reference, manifest_digest)))
+
+
+@mutant(
+    "C11-receipt",
+    url="Lightning-AI/pytorch-lightning#6204",
+    change="a receipt that cannot be read ends each later rotation before it deletes",
+    violates={"CKC-MIRR-009"},
+)
+class UnreadReceiptEndsRotation(Mirrors):
+    """Fills the disk, once a receipt is damaged."""
+
+    kind = StrictReceipts
+
+
 @mutant(
     "D04-mark",
     url="google/orbax#605",
@@ -301,3 +324,28 @@ class MirrorIsNotSynced(Mirrors):
     """After a power loss neither copy is there."""
 
     kind = UnsyncedMirror
+
+
+class EarlyReceipt(DirectoryMirror):
+    """Writes the receipt as soon as the last copy is synced."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        self.uploading = (reference, manifest.digest)
+        super()._upload(reference, manifest)
+
+    def _settle(self, path: Path) -> None:
+        super()._settle(path)
+        if path.name == self.uploading[0].manifest_path.name:
+            self._write_receipt(*self.uploading)
+
+
+@mutant(
+    "A05-receipt",
+    url="jundot/omlx#3095",
+    change="the receipt of an upload is durable before the names in the mirror are",
+    violates={"CKC-MIRR-008"},
+)
+class ReceiptBeforeNames(Mirrors):
+    """After a power loss of the mirror a receipt speaks of what is not there."""
+
+    kind = EarlyReceipt

@@ -33,6 +33,20 @@ class NeverSyncsFiles(CheckpointManager):
 
 
 @mutant(
+    "A04-buffer",
+    url="NVIDIA/nvidia-resiliency-ext#359",
+    change="a file is synced before Python's buffer is handed to the kernel",
+    violates={"CKC-DURA-001"},
+)
+class SyncsBeforeFlush(CheckpointManager):
+    """Syncs nothing of a file that is shorter than the buffer; a longer one passes it by."""
+
+    def fsync_file(self, file: BinaryIO) -> None:
+        """Sync only; what is buffered is written when the file is closed."""
+        os.fsync(file.fileno())
+
+
+@mutant(
     "A05-names",
     url="jundot/omlx#3095",
     change="the directory is not synced after a new checkpoint has its names",
@@ -120,7 +134,7 @@ class SideFile(CheckpointManager):
     "A03-native",
     url="PrimeIntellect-ai/prime-rl#2992",
     change="a native writer keeps a small side file in place, before each new step",
-    violates={"CKC-ATOM-001", "CKC-DURA-001", "CKC-IOER-002", "CKC-IOER-006"},
+    violates={"CKC-ATOM-001", "CKC-DURA-001", "CKC-IOER-002", "CKC-IOER-006", "CKC-RTRP-020"},
 )
 class NativeSideFile(SideFile):
     """Is atomic in everything that Python's own calls write."""

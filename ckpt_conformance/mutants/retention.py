@@ -110,6 +110,20 @@ class OneTooMany(CheckpointManager):
 
 
 @mutant(
+    "C08-one",
+    url="huggingface/diffusers#2466",
+    change="a limit of one is taken for none: nothing is ever deleted",
+    violates={"CKC-RETN-002"},
+)
+class OneIsNoLimit(CheckpointManager):
+    """Compares its limit with one number too many."""
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond `keep_last`, where that is two or more."""
+        return super().victims(found, saved) if self.keep_last > 1 else []
+
+
+@mutant(
     "C05",
     url="huggingface/transformers#26961",
     change="rotation takes the time of modification for age",
@@ -127,7 +141,7 @@ class OldestByTime(OrdersSteps):
     "C06",
     url="huggingface/transformers#37260",
     change="rotation keeps the largest numbers, and what was just saved may not be among them",
-    violates={"CKC-RETN-004"},
+    violates={"CKC-RETN-004", "CKC-RTRP-020"},
 )
 class JustSavedMayGo(CheckpointManager):
     """Does not protect what it has just written."""

@@ -76,6 +76,7 @@ KINDS: dict[str, Kind] = {
     ),
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
     "normal": Kind(is_normal=True, shows="generators that hold back a normal draw at the save"),
+    "small": Kind(models.Small, shows="one layer: files that are shorter than a writer's buffer"),
     "large": Kind(models.WithLarge, shows="a tensor of 64 MiB: larger than chunks and buffers"),
     "huge": Kind(models.WithHuge, shows="a tensor of more than 4 GiB; at the full budget"),
     "many": Kind(models.WithMany, shows="66,000 tensors; at the full budget"),

@@ -166,6 +166,22 @@ class WithMany(Plain):
             self.many.register_buffer(f"n{number}", torch.tensor([first + number]))
 
 
+class Small(nn.Module):
+    """One layer: what a manager writes of it, or about it, fits into a buffer of 4096 bytes."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator; nothing here can be left out."""
+        del without
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] to logits [B, 16]; classes are not used."""
+        del classes
+        logits: Tensor = self.inner(x)
+        return logits
+
+
 class Mixed(nn.Module):
     """The default model of former releases: what `Plain` and the hard kinds have, in one.
 

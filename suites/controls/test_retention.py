@@ -296,7 +296,7 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     How: save twelve steps in one child, close, ask, load each that stays by its number. A manager
     that saves in the background may keep one more until its next save. Where they are the right
     ones, look at how many names there are after 6, 12 and 18 saves: what grows with every deletion
-    is left of it.
+    is left of it. Then as few as the adapter allows (`min_keep`): a limit of one is a limit.
     """
     keep = at_most(subject, max(3, fewest(subject)))
     saved = rotating(subject, 13, tuple(range(1, 13)), keep, watch=True)
@@ -315,6 +315,19 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     if min(counts[12] - counts[6], counts[18] - counts[12]) >= GROWTH:
         evidence = {f"names after {saves} saves": counts[saves] for saves in sorted(counts)}
         raise Violation("rotation leaves parts of what it deleted", evidence=evidence)
+    if fewest(subject) < keep:
+        _require_fewest(subject)
+
+
+def _require_fewest(subject: Subject) -> None:
+    """Raise Violation unless the fewest that can be kept are exactly the newest."""
+    keep = fewest(subject)
+    fresh(subject)
+    saved = rotating(subject, keep + 3, tuple(range(1, keep + 3)), keep)
+    steps = left(subject, saved)
+    if not smoke.are_newest(saved, steps, range(1, keep + 3), keep):
+        message = f"rotation does not leave the newest {keep} of {keep + 2}"
+        raise Violation(message, evidence={"steps": steps})
 
 
 def _require_load(subject: Subject, saved: ProcessResult, steps: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from ckpt_conformance.contract import DEFAULT_KIND, trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.crash.explore import recovering, repro
 from ckpt_conformance.crash.explore.exploration import ViolationRecord
@@ -219,7 +219,7 @@ def write(folder: Path, explorer: Explorer, violation: Violation) -> Path:
         options=explorer.recorded.options,
         layout=explorer.recorded.layout,
         seed=explorer.subject.seed,
-        job=DEFAULT_KIND,
+        job=explorer.recorded.job,
         without=tuple(sorted(info.cannot_hold)),
     )
     facts = explorer.result.facts(violation.case.state)

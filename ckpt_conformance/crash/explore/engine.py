@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from ckpt_conformance.contract import DEFAULT_KIND
 from ckpt_conformance.contract.verdicts import control_failed
 from ckpt_conformance.crash.explore import messages, recovering
 from ckpt_conformance.crash.explore.exploration import (
@@ -79,6 +80,7 @@ class Recorded:
     options: dict[str, int] = field(default_factory=dict[str, int])  # of the manager
     final: Path | None = None  # the real directory after the recorded child
     layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
+    job: str = DEFAULT_KIND  # the kind of job, in one process
 
 
 class LegalPlace(NamedTuple):
@@ -204,6 +206,7 @@ class Explorer(BaseExplorer):
             legal=tuple(legal),
             items=tuple(items),
             holds=frozenset(subject.holds),
+            kind=self.recorded.job,
             without=tuple(sorted(subject.info.cannot_hold)),
             states=messages.pack(states),
             seed=subject.seed,

@@ -2,19 +2,20 @@
 
 The mirror lies below the manager's directory, so one recording orders the calls of both. Of the
 contents that a disk may hold those matter in which a name of a step is gone here that had been
-there: what is left of the step is in the mirror.
+there: what is left of the step is in the mirror. Beside these: the mirror's disk alone loses power
+during an upload, and the job goes on; what it then deletes here has to be there.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Unknown, control_failed
-from ckpt_conformance.crash.explore.exploration import QUICK, complete
+from ckpt_conformance.crash.explore.exploration import QUICK, complete, complete_at
 from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.crash.model.states import Content
@@ -28,13 +29,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.crash.model.states import State
+    from ckpt_conformance.harness.messages import AnyOp
     from ckpt_conformance.subject.subject import Subject
 
     Held = tuple[tuple[str, Content], ...]  # by path, what a file has
 
+Mirrored = Recording  # what `record` gives: of saves with the mirror below the manager's directory
 MIRROR = "mirror"  # its name below the manager's directory
 NOTHING_LOST = "nothing lost"
 MODELS_OF_DISKS = ("ext4", "xfs", "btrfs")
+ANY_DISK = "posix"  # of a mirror, whose file system nobody knows
 LEAVING = frozenset({Kind.RENAME, Kind.EXCHANGE, Kind.UNLINK, Kind.RMDIR})
 NO_CONTENT = Content(-1)  # of a directory or a link
 
@@ -55,9 +59,8 @@ def record(subject: Subject, steps: Sequence[int], keep: int) -> Recording:
     folder = subject.folder / "recorded" / "mirrored"
     trees.clear(folder)
     trees.clear(subject.root)
-    ops = [op for step in steps for op in (Run(until=step, save_at=(step,)), Close())]
-    options = Options(keep_last=keep, mirror=str(subject.root / MIRROR))
-    result = subject.execute(*ops, options=options, record=str(folder))
+    options = mirroring(subject, keep)
+    result = subject.execute(*saves(steps), options=options, record=str(folder))
     end = subject.tell(result)
     if is_unsupervised(result):
         raise Unknown(f"this machine can't record this adapter: {end}", cause=Cause.MACHINE)
@@ -68,6 +71,18 @@ def record(subject: Subject, steps: Sequence[int], keep: int) -> Recording:
         call = recording.unsupported[0]
         raise Unknown(f"{call.call} of {call.path} can't be followed: {call.why}")
     return recording
+
+
+def mirroring(subject: Subject, keep: int) -> Options:
+    """Return with what a manager is opened whose mirror lies below its directory."""
+    return Options(keep_last=keep, mirror=str(subject.root / MIRROR))
+
+
+def saves(steps: Sequence[int], *, resume: bool = False) -> list[AnyOp]:
+    """Return the operations that save steps, each uploaded before the next one."""
+    return [
+        op for step in steps for op in (Run(until=step, save_at=(step,), resume=resume), Close())
+    ]
 
 
 def losses(subject: Subject, recording: Recording, step: int) -> Iterator[Loss]:
@@ -91,6 +106,48 @@ def losses(subject: Subject, recording: Recording, step: int) -> Iterator[Loss]:
             if is_gone and mirrored not in seen:
                 seen.add(mirrored)
                 yield Loss(model, state)
+
+
+def unsettled(recording: Recording, step: int) -> Iterator[Loss]:
+    """Yield contents in which the mirror's disk has lost what it had not yet kept of a first step.
+
+    The node has all that was issued. Each has something else in the mirror; the latest moments of
+    the upload come first, for then the most is believed to be there.
+    """
+    begun = [o.index for o in recording.operations if o.mark == "begun" and o.step != step]
+    upload = replace(recording, operations=recording.operations[: min(begun, default=None)])
+    rng = random.Random(0)  # noqa: S311
+    found: dict[Held, State] = {}
+    for state in MODELS[ANY_DISK].states(upload, rng, QUICK.candidates):
+        held = _mirrored(state, step)
+        if held not in found or found[held].point < state.point:
+            found[held] = state
+    whole = complete_at(recording, {state.point for state in found.values()})
+    for state in sorted(found.values(), key=lambda state: -state.point):
+        here = whole[state.point]
+        if _mirrored(state, step) != _mirrored(here, step):
+            yield Loss(ANY_DISK, _of_two_disks(here, state))
+
+
+def _of_two_disks(here: State, there: State) -> State:
+    """Return a state that is one outside of the mirror, and another one in it."""
+    below = f"{MIRROR}/"
+    names = {path: of for path, of in here.names.items() if not path.startswith(below)}
+    names |= {path: of for path, of in there.names.items() if path.startswith(below)}
+    if any(path.startswith(below) for path in names):
+        names[MIRROR] = here.names[MIRROR]
+    contents = {
+        of: (there if path.startswith(below) else here).contents[of]
+        for path, of in names.items()
+        if of in here.contents or of in there.contents
+    }
+    return replace(here, names=names, contents=contents, why=there.why)
+
+
+def not_uploaded(recording: Recording) -> Loss:
+    """Return the whole content of the moment before the mirror gets anything."""
+    there = (o.index for o in recording.operations if o.path.split("/")[0] == MIRROR)
+    return Loss(NOTHING_LOST, complete(recording, next(there, 0)))
 
 
 def _mirrored(state: State, step: int) -> Held:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from ckpt_conformance.contract import Capability, trees
+from ckpt_conformance.contract import DEFAULT_KIND, Capability, trees
 from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Unknown, control_failed
 from ckpt_conformance.crash.explore.engine import Recorded
 from ckpt_conformance.harness.client import is_unsupervised
@@ -35,7 +35,8 @@ RECORDED: Slot[Recorded] = Slot("the recording of a workload")
 class Workload:
     """Runs of one child after the steps of `before` were saved; each run is (until, save at).
 
-    `resume`: the first run resumes. `keep` is the retention that is asked for.
+    `resume`: the first run resumes. `keep` is the retention that is asked for. `job` is the kind of
+    job; nothing is saved before one of another kind than the usual.
     """
 
     name: str
@@ -47,12 +48,14 @@ class Workload:
     keep: int | None = None
     needs: tuple[Capability, ...] = ()
     layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
+    job: str = DEFAULT_KIND
 
 
 WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("first", "the first save of all", (), ((2, (2,)),)),
+        Workload("small", "the first save of all, of a small job", (), ((2, (2,)),), job="small"),
         Workload("second", "a save, an older step is there", (2,), ((4, (4,)),)),
         Workload("same", "a save over the same step", (2, 4), ((4, (4,)),), seed=OTHER),
         Workload("resumed", "a resume, then a save", (2,), ((4, (4,)),), resume=True),
@@ -83,12 +86,13 @@ QUICK = ("first", "second", "same", "resumed", "rotated")
 def usual(subject: Subject) -> tuple[str, ...]:
     """Return the names of the workloads that the subject's budget allows.
 
-    The quick budget takes one of each kind; a save before a rotation is a second save, too.
+    The quick budget takes one of each kind; a save before a rotation is a second save, too. Its
+    first save is that of a small job: what is shorter than a buffer, a sync can miss.
     """
     if subject.budget == "full":
         return tuple(WORKLOADS)
     rotates = Capability.RETENTION in subject.info.capabilities
-    return ("first", "rotated" if rotates else "second", "same")
+    return ("small", "rotated" if rotates else "second", "same")
 
 
 def of_ranks(subject: Subject) -> tuple[str, ...]:
@@ -136,7 +140,8 @@ def _record(
     final = folder.with_name(f"{folder.name}-final")
     trees.materialize(subject.root, final)
     recording = Recording.read(folder)
-    return Recorded(workload.name, recording, before, _options(workload), final, workload.layout)
+    options = _options(workload)
+    return Recorded(workload.name, recording, before, options, final, workload.layout, workload.job)
 
 
 def again(subject: Subject, name: str, faults: Sequence[Fault]) -> ProcessResult:
@@ -184,7 +189,8 @@ def _live(
     }
     if workload.layout:
         return worlds.recorded(subject, workload.layout, *ops, folder=Path(record), **given)
-    return subject.execute(*ops, **given, **({"record": record} if record else {}))
+    more = {"record": record} if record else {}
+    return subject.execute(*ops, kind=workload.job, **given, **more)
 
 
 def _ops(workload: Workload, faults: Sequence[Fault] = (), step: int | None = None) -> list[AnyOp]:
@@ -210,6 +216,8 @@ def _give_up(workload: Workload, result: Finished, end: str) -> NoReturn:
     if is_unsupervised(result):  # and this child could not be patched
         msg = f"this machine can't record this adapter: {end}"
         raise Unknown(msg, cause=Cause.MACHINE)
+    if result.error and result.error.is_a(NotImplementedError):
+        raise NotApplicable(f"the adapter takes no job of kind {workload.job}: {end}")
     if set(workload.before) & {step for _, saves in workload.runs for step in saves}:
         msg = f"the manager saves no step that is there already (see CKC-DISC-008): {end}"
         raise NotApplicable(msg)

@@ -46,7 +46,7 @@ class InOrder:
         with scandir(path) as entries:
             self.entries = sorted(entries, key=lambda entry: entry.name == ".metadata")
 
-    def __enter__(self):
+    def __enter__(self):  # noqa: D105
         return iter(self.entries)
 
     def __exit__(self, *_: object) -> None:
