@@ -19,7 +19,6 @@ from msgspec import structs
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint
-from ckpt_conformance.fault_injectors import roles
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import (
     Arguments,
@@ -34,6 +33,7 @@ from ckpt_conformance.harness.messages import (
     SeenCall,
     UnsupportedCall,
 )
+from ckpt_conformance.harness.strata import Role, Stratum, of_calls
 from ckpt_conformance.processes import children, hugepages
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.trace import faults
@@ -42,7 +42,6 @@ from ckpt_conformance.trace.faults import SYNCING, WRITING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ckpt_conformance.fault_injectors.roles import Stratum
     from ckpt_conformance.processes.children import Put
 
 DEADLINE = 20.0  # seconds that one trial may take
@@ -117,8 +116,8 @@ class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
     `what` is save, load or rotation; `base` the tree that each trial begins with; `step` the step
     that is saved; `kinds` what to fail with (see `KINDS`); `trials` are faults to try alone.
     `sample` says how many trials of each kind, none: all; `named` at how many kinds of names every
-    call fails, none: at all of them. With a sample each stratum of calls (see `roles`) is hit once
-    at least, by up to `strata` more trials; `known` has the roles of files. Trees that trials leave
+    call fails, none: at all of them. With a sample each stratum of calls is hit once at least,
+    by up to `strata` more trials; `roles` are those of files. Trees that trials leave
     go to `keep`, one line per trial to `out`. After every n-th trial that raised, `again`, the same
     save is made once more without a fault. What is `done` is not tried again.
     """
@@ -135,7 +134,7 @@ class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
     sample: tuple[int, ...] = ()
     named: int = 0
     strata: int = 0
-    known: dict[str, roles.Role] = msgspec.field(default_factory=dict[str, roles.Role])
+    roles: dict[str, Role] = msgspec.field(default_factory=dict[str, Role])
     trials: tuple[PlannedTrial, ...] = ()
     again: int = 1
     seed: int = 0
@@ -409,7 +408,7 @@ class Advancer:
 def strata_of(log: Sequence[SeenCall], task: Task) -> dict[Stratum, list[SeenCall]]:
     """Group the calls of a control that an error can meet."""
     eio = faults.Fault(**KINDS["EIO"].arguments(reading=task.reading))
-    return roles.strata([call for call in eio.among(log) if not call.elsewhere], task.known)
+    return of_calls((call for call in eio.among(log) if not call.elsewhere), task.roles)
 
 
 def unmet(

@@ -26,7 +26,6 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance.fault_injectors import roles
 from ckpt_conformance.fault_injectors.advancing import (
     CONTROL,
     DEADLINE,
@@ -43,7 +42,7 @@ from ckpt_conformance.fault_injectors.advancing import (
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import Error, ExitKind, Probe, SeenCall
-from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject import oracle, roles
 from ckpt_conformance.subject.batched_recovery import Case, recover_in_batch
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, Slot
 from ckpt_conformance.trace import faults
@@ -303,7 +302,7 @@ def _task(
         sample=sample,
         named=operation.named,
         strata=operation.strata,
-        known=roles.of_manager(subject),
+        roles=roles.of_manager(subject),
         trials=planned,
         again=AGAIN if sample else 1,
         seed=subject.seed,

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance import fault_injectors
+from ckpt_conformance.harness import strata
 from ckpt_conformance.trace.faults import WRITING
 from ckpt_conformance.trace.syscall_faults import half
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ckpt_conformance.harness.messages import Arguments, Fault, FaultReport, SeenCall, Tree
+    from ckpt_conformance.harness.strata import Role
 
 WRITERS = (
     "file-write",
@@ -205,6 +207,21 @@ def choose(candidates: Sequence[Point], rng: random.Random, quick: int) -> list[
     order = [state for turn in turns for state in turn if state is not None]
     order = [*order[: quick - 1], *plain[:1], *order[quick - 1 :], *plain[1:]]
     return sorted((rng.choice(groups[state]) for state in order[:quick]), key=candidates.index)
+
+
+def of_each_stratum(
+    candidates: Sequence[Point],
+    chosen: Collection[Point],
+    roles: Mapping[str, Role],
+    rng: random.Random,
+) -> list[Point]:
+    """Add to chosen points one of each stratum that has none among them.
+
+    Conditions do not tell one temporary file from another; strata do.
+    """
+    groups = strata.of_calls(candidates, roles).values()
+    more = strata.draw_left_out(groups, chosen, rng)
+    return sorted({*chosen, *more}, key=candidates.index)
 
 
 def _one_of_each(states: list[Condition]) -> list[Condition]:

@@ -16,7 +16,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance.fault_injectors import injected_calls, injected_save, points, roles
+from ckpt_conformance.fault_injectors import injected_calls, injected_save, points
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.harness.messages import (
     CopyOut,
@@ -26,7 +26,7 @@ from ckpt_conformance.harness.messages import (
     Save,
     SaveResult,
 )
-from ckpt_conformance.subject import by_name, oracle
+from ckpt_conformance.subject import by_name, oracle, roles
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import JOB_SEED, Slot
@@ -166,7 +166,7 @@ def _saved(result: ProcessResult) -> RunResult:
 def chosen(subject: Subject, kind: SaveKind) -> list[Point]:
     """Choose points at which a save meets an error: of each kind of call, and of each condition.
 
-    And of each stratum: a patched call, at one role of file (see `roles`).
+    And of each stratum: a sort of call, at one role of file.
     """
     counted = injected_save.entry_points_of(subject, kind)
     usable = [p for p in counted if p.moment != "after" and p.fault != "unlink"]
@@ -179,10 +179,7 @@ def chosen(subject: Subject, kind: SaveKind) -> list[Point]:
         kinds.setdefault(point.what, {}).setdefault(trees.pattern(point.path), point)
     for what, alike in kinds.items():
         picked.update(subject.sample(list(alike.values()), 2 if what in FLUSHES else 1))
-    for calls in roles.strata(usable, roles.of_manager(subject)).values():
-        if picked.isdisjoint(calls):
-            picked.add(subject.rng.choice(calls))
-    return sorted(picked, key=usable.index)
+    return points.of_each_stratum(usable, picked, roles.of_manager(subject), subject.rng)
 
 
 def failures(subject: Subject, kind: SaveKind) -> list[Hit]:

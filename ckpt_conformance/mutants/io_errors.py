@@ -17,6 +17,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointReference,
     LoadResult,
+    layout,
 )
 
 if TYPE_CHECKING:
@@ -252,22 +253,22 @@ class GaveUpError(Exception):
 
 
 @mutant(
-    "D04-manifest",
-    url="google/orbax#605",
-    change="an error of the manifest's fsync is passed over, one of any other is not",
-    violates={"CKC-IOER-001", "CKC-DURA-005"},
+    "O03-rotation",
+    url="sml2h3/dddd_trainer#36",
+    change="where retention is on, an error of the rename that commits a step is logged",
+    violates={"CKC-IOER-001"},
 )
-class PassesOverTheManifest(CheckpointManager):
-    """Keeps the last small file outside of its handling of errors."""
+class CommitsWithoutItsName(CheckpointManager):
+    """Takes a commit for one more thing that rotation may leave undone."""
 
-    def fsync_file(self, file: BinaryIO) -> None:
-        """Flush; of the manifest, if the disk lets it."""
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename; where retention is on, a manifest if the disk lets it."""
         try:
-            super().fsync_file(file)
+            super().rename(source, target)
         except OSError:
-            if "meta_" not in file.name:
+            if not self.keep_last or layout.flat_manifest_step(target.name) is None:
                 raise
-            logger.warning("%s could not be flushed", file.name)
+            logger.warning("%s could not be renamed", source)
 
 
 @mutant(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint, identity
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
-from ckpt_conformance.fault_injectors import counting, injected_save, payload, points, roles
+from ckpt_conformance.fault_injectors import counting, injected_save, payload, points
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.fault_injectors.points import Now
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
-from ckpt_conformance.subject import batched_recovery, controls, oracle
+from ckpt_conformance.subject import batched_recovery, controls, oracle, roles
 from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
@@ -87,16 +87,9 @@ def _crash_each(subject: Subject, kind: SaveKind) -> list[Crash]:
 
 
 def screened(subject: Subject, every: Sequence[Point]) -> list[Point]:
-    """Choose points that leave different conditions, and of each stratum of calls one at least.
-
-    Conditions tell what temporary files there are from nothing else; strata tell them apart.
-    """
+    """Choose points that leave different conditions, and of each stratum of calls one at least."""
     chosen = points.choose(every, subject.rng, SCREENED)
-    known = roles.of_manager(subject)
-    for calls in roles.strata(every, known).values():
-        if not set(calls) & set(chosen):
-            chosen.append(subject.rng.choice(calls))
-    return sorted(chosen, key=every.index)
+    return points.of_each_stratum(every, chosen, roles.of_manager(subject), subject.rng)
 
 
 def _settled(

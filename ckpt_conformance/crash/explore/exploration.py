@@ -32,6 +32,7 @@ from ckpt_conformance.crash.model import plan
 from ckpt_conformance.crash.model.enumerate import Rules
 from ckpt_conformance.crash.model.kill import KillWalk
 from ckpt_conformance.crash.model.models import MODELS
+from ckpt_conformance.harness.strata import draw_left_out
 from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.explore.audit import Finding
     from ckpt_conformance.crash.explore.losses import Loss
     from ckpt_conformance.crash.model.states import State
+    from ckpt_conformance.harness.strata import Role
     from ckpt_conformance.trace.operations import Operation, Recording
 
     OnProgress = Callable[[int, int, float], None]  # recovered, total, seconds of recovering
@@ -163,7 +165,7 @@ class ModelReport:
     worst: dict[str, Violation] = field(default_factory=dict[str, Violation])  # by outcome
     unusable: list[str] = field(default_factory=list[str])  # recoveries that could not go on
     phases: dict[str, PhaseStates] = field(default_factory=dict[str, PhaseStates])
-    strata: PhaseStates = NO_STATES  # sorts of operations, and those after which a crash was tried
+    strata: PhaseStates = NO_STATES  # all, and those that a recovery met
 
     def add(self, violation: Violation) -> None:
         """Count a violation; the first of its outcome stands for all, or the first observed one."""
@@ -325,8 +327,8 @@ class Limits:
     """How much is explored.
 
     `candidates` are states that a model may give, `recoveries` distinct contents that are recovered
-    from for one model, `strata` those beyond (see `listed`), `alone` suspects of one child that get
-    a process of their own.
+    from for one model, `strata` those beyond them, for strata that these leave out, `alone`
+    suspects of one child that get a process of their own.
     """
 
     candidates: int = 20_000
@@ -334,7 +336,7 @@ class Limits:
     alone: int = NO_LIMIT
     jobs: int = 1
     rounds: int = 3  # of shrinking
-    strata: int = 0  # recoveries more, from states after operations of a sort that was left out
+    strata: int = 0
     onward: int = 30  # recoveries of one child, beyond one of each kind, after which a job goes on
     images: int = 400  # crash points at which an image of a real file system is copied
 
@@ -371,6 +373,8 @@ class BaseExplorer:
         self._complete_states: dict[int, State] = {}
         self.chosen: frozenset[str] = frozenset()  # contents, those of other shards included
         self.on_recovered: Callable[[Sequence[Case]], None] = nothing
+        self.roles: Mapping[str, Role] = {}  # of files, by kind of name
+        self.strata: dict[str, list[list[str]]] = {}  # contents of each stratum of a model
         self.made_up: dict[str, str] = {}  # contents of states that no model listed, by their shape
 
     def recover(self, cases: Sequence[Case]) -> None:
@@ -393,15 +397,26 @@ class BaseExplorer:
     def listed(self, models: Sequence[str]) -> list[Case]:
         """List the states of some models, and return those that are chosen.
 
-        Of each model one more after each sort of operation of which none was (see `strata`).
+        Then one more content of each stratum of each model that has none among them.
         """
         chosen = [case for name in models for case in self.choose(self.enumerate(name))]
+        self.strata = {name: self._strata(self.cases[name]) for name in models if self.roles}
+        first: dict[str, Case] = {}
+        for case in self.all_cases():
+            first.setdefault(case.content, case)
+        groups = [contents for strata in self.strata.values() for contents in strata]
         rng = random.Random(self.seed)  # noqa: S311
-        for name in models if self.limits.strata else ():
-            groups = strata.of_cases(self.recording.operations, self.cases[name])
-            known = {case.content for case in chosen} | self.result.recoveries.keys()
-            chosen += strata.left_out(groups, known, self.limits.strata, rng)
-        return chosen
+        more = draw_left_out(groups, {case.content for case in chosen}, rng)
+        return chosen + [first[content] for content in more[: self.limits.strata]]
+
+    def _strata(self, cases: Sequence[Case]) -> list[list[str]]:
+        """Return the distinct contents of each stratum of cases, the rarest first."""
+        self.complete_all({case.state.point for case in cases})
+        groups = strata.of_cases(self.recording.operations, cases, self.roles, self.complete)
+        contents = (
+            list(dict.fromkeys(case.content for case in group)) for group in groups.values()
+        )
+        return sorted(contents, key=len)
 
     def share_listing(self, other: BaseExplorer) -> None:
         """Take the states that another explorer of the same recording has listed."""
@@ -507,15 +522,8 @@ class BaseExplorer:
             errors = {error for content, error in result.used.items() if content in contents}
             report.unusable = sorted(errors - {""})
             report.phases = self._phases(self.cases[name])
-            report.strata = self._strata(self.cases[name])
-
-    def _strata(self, cases: Sequence[Case]) -> PhaseStates:
-        """Count sorts of operations with a crash after them, and those from which was recovered."""
-        groups = strata.of_cases(self.recording.operations, cases).values()
-        visited = self.result.recoveries.keys()
-        return PhaseStates(
-            len(groups), sum(any(case.content in visited for case in group) for group in groups)
-        )
+            met = [group for group in self.strata.get(name, []) if result.recoveries.keys() & group]
+            report.strata = PhaseStates(len(self.strata.get(name, [])), len(met))
 
     def _phases(self, cases: Sequence[Case]) -> dict[str, PhaseStates]:
         """Count distinct contents, and those that were recovered from, by phase of the saves."""
