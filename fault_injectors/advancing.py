@@ -116,10 +116,11 @@ class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
     `what` is save, load or rotation; `base` the tree that each trial begins with; `step` the step
     that is saved; `kinds` what to fail with (see `KINDS`); `trials` are faults to try alone.
     `sample` says how many trials of each kind, none: all; `named` at how many kinds of names every
-    call fails, none: at all of them. With a sample each stratum of calls is hit once at least,
-    by up to `strata` more trials; `roles` are those of files. Trees that trials leave
-    go to `keep`, one line per trial to `out`. After every n-th trial that raised, `again`, the same
-    save is made once more without a fault. What is `done` is not tried again.
+    call fails, none: at all of them. With a sample each stratum of calls (`harness.strata`) is hit
+    once at least, by up to `strata` more trials; `roles` are those of files. Trees that trials
+    leave go to `keep`, one line per trial to `out`. After every n-th trial that raised, `again`,
+    but for those of strata, the same save is made once more without a fault. What is `done` is not
+    tried again.
     """
 
     what: str
@@ -205,7 +206,7 @@ class Advancer:
         """Take the options of the task for the managers that are opened from now on."""
         self.child, self.task, self.injector, self.put = child, task, injector, put
         self.is_manager = child.adapter.shape == "manager"
-        self.count = 0
+        self.count, self.again = 0, task.again
         self.place = trees.Restorer(Path(task.base), child.root)
         child.options = Options(keep_last=task.keep_last)
 
@@ -249,7 +250,9 @@ class Advancer:
         for kind, count in zip(self.task.kinds, self.task.sample, strict=False):
             sample += self._sample(kind, count, log, drawn)
         yield from sample
-        yield from self._left_out(sample, log, drawn.rng) if sample else ()
+        if sample:
+            self.again = 0
+            yield from self._left_out(sample, log, drawn.rng)
 
     def _left_out(
         self, sample: Sequence[PlannedTrial], log: Sequence[SeenCall], rng: random.Random
@@ -356,7 +359,7 @@ class Advancer:
         if isinstance(done, RunResult) and task.what == "load":
             return self.arrived(result, done)
         result = structs.replace(result, left=self.left())
-        if result.error and self.count % task.again == 0:
+        if result.error and self.again and self.count % self.again == 0:
             error = self.operate(self.armed(NONE)).error  # armed, so that it is settled, too
             result = structs.replace(result, again=SecondSave(error, self.left()))
         return result

@@ -217,10 +217,10 @@ def remark(operation: Operation, control: TrialResult, rest: list[TrialResult]) 
 
 
 def in_strata(control: TrialResult, tried: Sequence[CallFault], task: Task) -> str:
-    """Say how many strata of calls met an error."""
+    """Say how many strata met an error."""
     every, left = strata_of(control.log, task), unmet(control.log, tried, task)
     names = ", ".join(map(str, left))
-    return f", {len(every) - len(left)} of {len(every)} sorts of calls at roles of files" + (
+    return f", {len(every) - len(left)} of {len(every)} strata" + (
         f" (not: {names})" if left else ""
     )
 

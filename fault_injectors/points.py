@@ -11,22 +11,19 @@ is left".
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.harness import strata
 from ckpt_conformance.trace.faults import WRITING
 from ckpt_conformance.trace.syscall_faults import half
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Sequence
 
     from ckpt_conformance.harness.messages import Arguments, Fault, FaultReport, SeenCall, Tree
-    from ckpt_conformance.harness.strata import Role
 
 WRITERS = (
     "file-write",
@@ -84,8 +81,6 @@ class Point:
     disk: tuple[Tree, Tree] = field(default=({}, {}), compare=False)
     offset: int = 0  # where in the file a write at a system call begins
     cut: int = 0  # bytes of it that a kill in the middle leaves
-    became: str = ""  # the name that its file has in the end, if that is another one
-    is_folder: bool = False  # the call is about a directory
 
     def spec(self, mode: str, **more: object) -> Fault:
         """Make the fault; `mode` is raise or kill."""
@@ -112,30 +107,7 @@ def points(counted: Sequence[FaultReport], after: Tree) -> list[Point]:
     for index, (fault, call) in enumerate(calls):
         following = calls[index + 1][1].tree if index + 1 < len(calls) else after
         all_points += _of_call(fault, call, following, before, after)
-    return _named([call.tree for _, call in calls], all_points, after)
-
-
-def _named(seen: Sequence[Tree], every: Sequence[Point], after: Tree) -> list[Point]:
-    """Add to points the name that a temporary file gets: of a file with what it held at last.
-
-    An entry point of Python does not say of what it is given that it is a directory; names below it
-    do.
-    """
-    if not seen:
-        return []
-    last = {path: digest for tree in seen for path, digest in tree.items() if path not in after}
-    names = {digest: path for path, digest in after.items() if seen[0].get(path) != digest}
-    above = {
-        str(folder) for tree in (*seen, after) for name in tree for folder in Path(name).parents
-    }
-    return [
-        replace(
-            point,
-            became=point.became or names.get(last.get(point.path, ""), ""),
-            is_folder=point.is_folder or point.path in above,
-        )
-        for point in every
-    ]
+    return all_points
 
 
 def _of_call(fault: str, call: SeenCall, following: Tree, before: Tree, after: Tree) -> list[Point]:
@@ -149,8 +121,6 @@ def _of_call(fault: str, call: SeenCall, following: Tree, before: Tree, after: T
             (call.tree, following),
             offset=call.offset,
             cut=half(call.offset, call.size) if call.what in WRITING else 0,
-            became=call.became,
-            is_folder=call.is_folder,
         )
 
     prefixes: list[Point] = []
@@ -207,21 +177,6 @@ def choose(candidates: Sequence[Point], rng: random.Random, quick: int) -> list[
     order = [state for turn in turns for state in turn if state is not None]
     order = [*order[: quick - 1], *plain[:1], *order[quick - 1 :], *plain[1:]]
     return sorted((rng.choice(groups[state]) for state in order[:quick]), key=candidates.index)
-
-
-def of_each_stratum(
-    candidates: Sequence[Point],
-    chosen: Collection[Point],
-    roles: Mapping[str, Role],
-    rng: random.Random,
-) -> list[Point]:
-    """Add to chosen points one of each stratum that has none among them.
-
-    Conditions do not tell one temporary file from another; strata do.
-    """
-    groups = strata.of_calls(candidates, roles).values()
-    more = strata.draw_left_out(groups, chosen, rng)
-    return sorted({*chosen, *more}, key=candidates.index)
 
 
 def _one_of_each(states: list[Condition]) -> list[Condition]:

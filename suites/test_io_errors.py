@@ -26,7 +26,7 @@ from ckpt_conformance.harness.messages import (
     Save,
     SaveResult,
 )
-from ckpt_conformance.subject import by_name, oracle, roles
+from ckpt_conformance.subject import by_name, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import JOB_SEED, Slot
@@ -164,10 +164,7 @@ def _saved(result: ProcessResult) -> RunResult:
 
 
 def chosen(subject: Subject, kind: SaveKind) -> list[Point]:
-    """Choose points at which a save meets an error: of each kind of call, and of each condition.
-
-    And of each stratum: a sort of call, at one role of file.
-    """
+    """Choose points at which a save meets an error: of each kind of call, and of each condition."""
     counted = injected_save.entry_points_of(subject, kind)
     usable = [p for p in counted if p.moment != "after" and p.fault != "unlink"]
     usable = [p for p in usable if (p.moment == "prefix") == (p.fault in points.WHOLE_FILES)]
@@ -179,7 +176,7 @@ def chosen(subject: Subject, kind: SaveKind) -> list[Point]:
         kinds.setdefault(point.what, {}).setdefault(trees.pattern(point.path), point)
     for what, alike in kinds.items():
         picked.update(subject.sample(list(alike.values()), 2 if what in FLUSHES else 1))
-    return points.of_each_stratum(usable, picked, roles.of_manager(subject), subject.rng)
+    return sorted(picked, key=usable.index)
 
 
 def failures(subject: Subject, kind: SaveKind) -> list[Hit]:

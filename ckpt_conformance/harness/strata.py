@@ -1,7 +1,7 @@
 """Strata: what a call does, at which role of file. A small sample leaves out none of them.
 
 The second write into a payload is like the first; the write of a pointer is not. Calls that can
-fail, points of a kill and states after a crash are sampled by these strata alike. What is a
+fail and states after a crash are sampled by these strata alike. What is a
 manager's payload, and what its pointer, `subject.roles` finds.
 """
 
@@ -47,7 +47,7 @@ class Stratum(NamedTuple):
 
 
 class Call(Protocol):
-    """What has to be known of a call: a `SeenCall`, a `Point` or an `Operation` has it."""
+    """What has to be known of a call: a `SeenCall` has it."""
 
     @property
     def what(self) -> str: ...  # noqa: D102
@@ -70,9 +70,15 @@ def of_calls(calls: Iterable[C], roles: Mapping[str, Role]) -> dict[Stratum, lis
     """Group calls by stratum; strata and calls keep their order. `roles` are by kind of name."""
     groups: dict[Stratum, list[C]] = {}
     for call in calls:
-        stratum = Stratum(SORT_OF.get(call.what, call.what), role_of(call, roles))
-        groups.setdefault(stratum, []).append(call)
+        groups.setdefault(Stratum(_sort_of(call, roles), role_of(call, roles)), []).append(call)
     return groups
+
+
+def _sort_of(call: Call, roles: Mapping[str, Role]) -> str:
+    """Return what a call does; a rename that takes a lasting name away gives a file none."""
+    if call.what in NAMING and trees.pattern(call.path) in roles:
+        return "set aside"
+    return SORT_OF.get(call.what, call.what)
 
 
 def role_of(call: Call, roles: Mapping[str, Role]) -> Role:

@@ -16,7 +16,7 @@ from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.fault_injectors.points import Now
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
-from ckpt_conformance.subject import batched_recovery, controls, oracle, roles
+from ckpt_conformance.subject import batched_recovery, controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
@@ -69,7 +69,7 @@ def crashes(subject: Subject, kind: SaveKind) -> list[Crash]:
 def _crash_each(subject: Subject, kind: SaveKind) -> list[Crash]:
     every = injected_save.points_of(subject, kind)
     full = subject.budget == "full"
-    chosen = every if full else screened(subject, every)
+    chosen = every if full else points.choose(every, subject.rng, SCREENED)
     new = injected_save.overwritten(subject) if kind.is_overwrite else None
     kept = _settled(subject, kind, chosen, new)
     good = [crash for crash in kept if is_whole(subject, crash, new)]
@@ -84,12 +84,6 @@ def _crash_each(subject: Subject, kind: SaveKind) -> list[Crash]:
     sure = [] if bad else [crash.point for crash in good]
     fine = subject.rng.sample(sure, min(most, len(sure)))
     return good + killed + [_kill(subject, point, kind) for point in fine]
-
-
-def screened(subject: Subject, every: Sequence[Point]) -> list[Point]:
-    """Choose points that leave different conditions, and of each stratum of calls one at least."""
-    chosen = points.choose(every, subject.rng, SCREENED)
-    return points.of_each_stratum(every, chosen, roles.of_manager(subject), subject.rng)
 
 
 def _settled(
