@@ -1,8 +1,9 @@
 """Damage of files that nobody writes at the moment: what a disk, a copy or a hand does to them.
 
 Models: flipped bits, zeroed and swapped blocks, files cut short, swapped, taken from another step,
-missing, unexpected or duplicated, metadata edited by hand, text in another encoding. Times, modes
-and inodes stay as they were, because a failing disk does not touch them either.
+missing, unexpected or duplicated, names that are no file any more, metadata edited by hand, text in
+another encoding. Times, modes and inodes stay as they were, because a failing disk does not touch
+them either.
 Does not model: damage that moves while it is read, or directories that cannot be listed.
 Proof: each function gives a `Damage` with the digest before and after, and raises `Unknown` when
 nothing changed.
@@ -14,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,6 +34,12 @@ if TYPE_CHECKING:
 ABSENT = "absent"
 Cut = Literal["0", "1", "half", "len-1"]
 CUTS: tuple[Cut, ...] = ("0", "1", "half", "len-1")
+NoFile = Literal["directory", "socket", "FIFO"]
+NO_FILES: dict[NoFile, Callable[[Path], None]] = {
+    "directory": os.mkdir,
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),  # no length limits it
+    "FIFO": os.mkfifo,
+}
 
 
 @dataclass(frozen=True)
@@ -232,6 +240,14 @@ def remove(root: Path, file: str) -> Damage:
     before = digest(root / file)
     (root / file).unlink(missing_ok=True)
     return prove("missing-file", root, file, before)
+
+
+def put_in_place(root: Path, file: str, kind: NoFile) -> Damage:
+    """Put something of the file's name there that is no file."""
+    before = digest(root / file)
+    (root / file).unlink()
+    NO_FILES[kind](root / file)
+    return prove(f"a {kind} in the place", root, file, before)
 
 
 def add(root: Path, file: str, data: bytes = b"not yours\n") -> Damage:

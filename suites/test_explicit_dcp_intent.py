@@ -404,6 +404,40 @@ def test_a_path_means_the_same_however_it_is_written(subject: Subject) -> None:
         raise doubt if doubt.see else Violation(message, evidence=evidence)
 
 
+@check("CKC-INTN-017")
+def test_a_copy_under_a_name_of_ones_own_loads_from_its_path(subject: Subject) -> None:
+    """A checkpoint that was copied under a name of one's own loads from its path, as its step.
+
+    Why: who keeps the best step copies it to a name that says so; a load that knows its own names
+    alone takes the copy for an empty parent, and refuses or starts anew (B04, R05).
+    How: copy the one file or directory of step 4 to the name `best`, with its suffix, beside it and
+    into another directory; load both paths. Where a step has several names, none is a checkpoint.
+    """
+    golden = subject.golden((2, 4, 6))
+    wanted = subject.loaded(golden, 4)["model"]
+    subject.materialize(golden)
+    names = _of_four(golden)
+    if len(names) != 1:
+        raise NotApplicable(f"a step has several names: {', '.join(sorted(names)) or 'none'}")
+    own = subject.root / names.pop()
+    original = _load_paths(subject, [own])[own.name]
+    if original != _Loaded(4, wanted):
+        raise controls.blame(
+            subject, f"{own.name} does not load by path", test_a_path_means_what_it_names
+        )
+    kept = subject.scratch / "kept"
+    kept.mkdir()
+    for folder in (kept, subject.root):
+        path = folder / f"best{own.suffix}"
+        copy = shutil.copytree if own.is_dir() else shutil.copy2
+        copy(own, path)
+        loaded = _load_paths(subject, [path])[path.name]
+        if loaded != original:
+            what = "is refused" if loaded is None else f"gives step {loaded.step}, or other weights"
+            message = f"a copy of {own.name} under the name {path.name} {what}"
+            raise Violation(message, evidence={"copy": path.name, "elsewhere": folder is kept})
+
+
 def _of_four(golden: Golden) -> set[str]:
     """Return the names that the save of step 4 brought."""
     return _top_names(golden.snapshot(4)) - _top_names(golden.snapshot(2))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.contract import DEFAULT_KIND, Feature, trees
+from ckpt_conformance.contract.verdicts import NotApplicable, Violation
 from ckpt_conformance.harness.messages import ExitKind, Probe, ProbeResult, Run
-from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject import features, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
@@ -166,6 +166,30 @@ def test_an_entry_that_the_job_lacks_is_refused_or_reported(subject: Subject) ->
                 f"the saved entry {entry!r} has no destination and is dropped in silence",
                 evidence=subject.evidence(result, destination=variant),
             )
+
+
+@check("CKC-INTN-016")
+def test_what_was_saved_apart_is_not_one_in_the_job(subject: Subject) -> None:
+    """Two tensors that were saved apart never fill one place; a destination that ties them refuses.
+
+    Why: where two names of a job share memory, the last one that is read wins; the other value is
+    gone, and nothing is said (S04).
+    How: save a model with two pairs of buffers of one shape, of 8 elements and of one; load it into
+    models in which a pair is one.
+    """
+    if words := features.refusal(subject, Feature.TIED, DEFAULT_KIND):
+        raise NotApplicable(words)
+    golden = subject.golden(kind="pairs")
+    wanted = subject.loaded(golden, 4)["model"]
+    for variant, pair in (("tied", ("left", "right")), ("tied-small", ("gain", "lift"))):
+        subject.materialize(golden)
+        result = subject.resume(kind="pairs", variant=variant)
+        arrived = oracle.arrival(result)[1].get("model", {})
+        lost = [name for name in pair if arrived.get(name) != wanted[name]]
+        if not _refused(result) and (lost or result.exit_kind is not ExitKind.ENDED):
+            message = f"{' and '.join(pair)} were saved apart and are one in the job, unsaid"
+            evidence = subject.evidence(result, destination=variant, lost=lost)
+            raise Violation(message, evidence=evidence)
 
 
 @check("CKC-INTN-011")

@@ -499,3 +499,42 @@ class RelativeToTheRoot(CheckpointManager):
         """What the path names below the root; else what it names."""
         own = self.root / Path(reference)
         return super().explicit(own if own.exists() else reference, kind)
+
+
+@mutant(
+    "S04-apart",
+    url="EvolvingLMMs-Lab/lmms-engine#157",
+    change="which tensors of the job share memory is not compared: the last one that is read wins",
+    violates={"CKC-INTN-016"},
+)
+class TiesAreNotCompared(CheckpointManager):
+    """Takes any ties for right."""
+
+    def check_model(
+        self, saved: Mapping[str, Tree], live: Mapping[str, Tree], manifest: Manifest
+    ) -> None:
+        """Compare all but the ties."""
+        super().check_model(saved, live, replace(manifest, ties=self.live_ties(live)))
+
+
+@mutant(
+    "B04-name",
+    url="NVIDIA-NeMo/Megatron-Bridge#5964",
+    change="a directory is a checkpoint by its name alone: a copy under another one is a parent",
+    violates={"CKC-INTN-017"},
+    base="reference-dcp",
+)
+class KnowsItsOwnNamesAlone(CheckpointManager):
+    """Looks for steps in what is one."""
+
+    any_name = staticmethod(resolve.explicit_reference)
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load what paths name by a name of this manager's."""
+        with mock.patch.object(resolve, "explicit_reference", self.own_names):
+            return super().load(*given, **named)
+
+    def own_names(self, path: Path) -> CheckpointReference | None:
+        """Take a directory of a foreign name for a parent."""
+        is_foreign = path.is_dir() and layout.directory_step(path.name) is None
+        return None if is_foreign else self.any_name(path)

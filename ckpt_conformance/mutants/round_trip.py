@@ -337,6 +337,35 @@ class OtherNameIsStored(CheckpointManager):
 
 
 @mutant(
+    "J07-left-out",
+    url="pytorch/pytorch#133256",
+    change="a tensor that is not an array in memory is left out of the save, and not missed",
+    violates={"CKC-RTRP-013"},
+)
+class LeavesOutWhatHasNoBytes(CheckpointManager):
+    """Keeps arrays alone, and looks for no more than it has kept."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
+        """Keep what is an array."""
+        state = super().capture_model(model)
+        return {key: one for key, one in state.items() if not has_no_bytes(one)}
+
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
+        """Plan to read the rest."""
+        live = model.state_dict()
+        left = {key: one for key, one in live.items() if has_no_bytes(one)}
+        part = Part({key: one for key, one in live.items() if key not in left})
+        return {**left, **super().plan_model(opened, part, reads)}
+
+
+def has_no_bytes(value: Tree) -> bool:
+    """Tell a tensor that is sparse, quantized or on meta."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.is_sparse or value.is_quantized or value.is_meta
+
+
+@mutant(
     "S02",
     url="huggingface/accelerate#2875",
     change="the save drops all names but one of a tied tensor; the load wants each of them",

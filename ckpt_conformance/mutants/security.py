@@ -175,6 +175,24 @@ class WaitsForAWriter(OpensOtherwise):
             raise CheckpointDamaged(f"{path.name} cannot be opened: {error}") from error
 
 
+@mutant(
+    "B07-pipe",
+    url="huggingface/transformers#35580",
+    change="what is there and is no file ends the load with an error that no fallback expects",
+    violates={"CKC-CORR-006"},
+)
+class RaisesWhatIsNotExpected(OpensOtherwise):
+    """Falls back from files alone."""
+
+    regular = staticmethod(durable.open_regular)
+
+    def open_file(self, path: Path) -> BinaryIO:
+        """Open a file; what is none is the caller's mistake."""
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path.name} is no file")
+        return self.regular(path)
+
+
 # -- sizes -----------------------------------------------------------------------------------------
 
 

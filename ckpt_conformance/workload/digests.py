@@ -31,9 +31,23 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
     return bytes(tensor_view(tensor))
 
 
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether the elements of a tensor lie in memory, each at its place, and say all."""
+    is_array = tensor.layout is torch.strided and not tensor.is_quantized
+    return is_array and not tensor.is_meta
+
+
 def hash_tensor(tensor: torch.Tensor) -> str:
-    """Hash dtype, shape and bytes."""
+    """Hash dtype, shape and bytes; what a sparse or quantized tensor adds; on meta no bytes."""
     head = f"{tensor.dtype}{list(tensor.shape)}".encode()
+    if tensor.is_meta:
+        return hash_bytes(head, b"meta")
+    if tensor.is_quantized:
+        scale = struct.pack("<dq", tensor.q_scale(), tensor.q_zero_point())
+        return hash_bytes(head, scale, tensor_view(tensor.int_repr()))
+    if tensor.is_sparse:
+        listed = tensor.detach().coalesce()
+        return hash_bytes(head, tensor_view(listed.indices()), tensor_view(listed.values()))
     return hash_bytes(head, tensor_view(tensor))
 
 

@@ -178,6 +178,8 @@ class Job:
         samples: list[PayloadSample] = []
         for name, part in self.components.items():
             for path, tensor in digests.tensors(part.state_dict()):
+                if not digests.has_plain_memory(tensor):
+                    continue
                 data = digests.tensor_view(tensor)
                 head = bytes(data[:SAMPLE_BYTES])
                 if len(head) == SAMPLE_BYTES and any(head):

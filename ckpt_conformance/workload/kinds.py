@@ -76,6 +76,10 @@ KINDS: dict[str, Kind] = {
     ),
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
     "normal": Kind(is_normal=True, shows="generators that hold back a normal draw at the save"),
+    "pairs": Kind(models.WithPairs, shows="tensors of one shape, which a destination may tie"),
+    "sparse": Kind(models.WithSparse, shows="a sparse tensor: no element lies at its place"),
+    "quantized": Kind(models.WithQuantized, shows="a quantized tensor: bytes, scale and zero"),
+    "meta": Kind(models.WithMeta, shows="a tensor on meta: what it holds is not there yet"),
     "small": Kind(models.Small, shows="one layer: files that are shorter than a writer's buffer"),
     "large": Kind(models.WithLarge, shows="a tensor of 64 MiB: larger than chunks and buffers"),
     "huge": Kind(models.WithHuge, shows="a tensor of more than 4 GiB; at the full budget"),
@@ -179,6 +183,10 @@ def _varied(model: nn.Module, variant: str) -> nn.Module:
         model.register_parameter("newcomer", nn.Parameter(torch.randn(FEATURES)))
     elif variant == "unexpected":
         model.get_submodule("twin").register_parameter("bias", None)
+    elif variant == "tied":
+        model.register_buffer("right", model.get_buffer("left"))
+    elif variant == "tied-small":
+        model.register_buffer("lift", model.get_buffer("gain"))
     elif variant.endswith("-buffer"):
         _vary_buffer(model, variant.removesuffix("-buffer"))
     return model

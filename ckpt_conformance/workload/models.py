@@ -117,6 +117,64 @@ class WithUnused(Plain):
             self.lazy = nn.Parameter(torch.randn(4))
 
 
+class WithPairs(Plain):
+    """Beside what `Plain` has, two pairs of buffers of one shape; nothing is tied.
+
+    No other component names them, so the model alone shows that a pair is one in the destination.
+    """
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__({*without, Feature.TIED})
+        for name, size in (("left", FEATURES), ("right", FEATURES), ("gain", 1), ("lift", 1)):
+            self.register_buffer(name, torch.rand(size) + 0.5)
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        h = super().hidden(x, classes)
+        return h * self.get_buffer("gain") + self.get_buffer("left")
+
+
+class WithSparse(Plain):
+    """Beside what `Plain` has, a sparse tensor: indices and values, and no element at its place."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        places = torch.randperm(FEATURES * FEATURES)[:5]
+        listed = torch.stack((places // FEATURES, places % FEATURES)), torch.rand(5)
+        self.register_buffer("links", torch.sparse_coo_tensor(*listed, (FEATURES, FEATURES)))
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        h = super().hidden(x, classes)
+        return h + h @ self.get_buffer("links").to_dense()
+
+
+class WithQuantized(Plain):
+    """Beside what `Plain` has, a quantized tensor: its bytes say little without scale and zero."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor, and the scale, from the global generator."""
+        super().__init__(without)
+        scale = float(torch.rand(()) / 16) + 0.01
+        codes = torch.quantize_per_tensor(torch.randn(FEATURES), scale, 3, torch.qint8)
+        self.register_buffer("codes", codes)
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        return super().hidden(x, classes) + self.get_buffer("codes").dequantize()
+
+
+class WithMeta(Plain):
+    """Beside what `Plain` has, a tensor on the device meta: shape and dtype, and no element yet."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        self.register_buffer("later", torch.empty(FEATURES, device="meta"))
+
+
 class WithBits(Plain):
     """Beside what `Plain` has, numbers that arithmetic or text would not give back bit for bit."""
 

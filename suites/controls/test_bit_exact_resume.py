@@ -24,6 +24,7 @@ from ckpt_conformance.harness.messages import (
     Save,
     Train,
     TrainResult,
+    whole,
 )
 from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
@@ -170,6 +171,31 @@ def test_extra_state_of_modules_comes_back(subject: Subject) -> None:
         kind="extra-state",
         leaf=lambda path: path.startswith(EXTRA_STATE),
     )
+
+
+@check("CKC-RTRP-013")
+def test_what_has_no_plain_memory_comes_back_or_is_refused(subject: Subject) -> None:
+    """Tensors that are sparse, quantized or on meta come back as they were, or the save refuses.
+
+    Why: a writer that asks for the bytes of what has none writes what happens to be there, or no
+    entry at all, and the save succeeds (J07, K04).
+    How: save a model with such a buffer. Who refuses in words is right; who saves it loads it into
+    a fresh job, bit for bit.
+    """
+    for kind in ("sparse", "quantized", "meta"):
+        subject.reset()
+        saved = subject.run(SAVES[-1] + 1, SAVES, watch=True, then=[Close()], kind=kind)
+        if saved.error and saved.error.message.strip():
+            continue
+        if not saved.went_well:
+            message = f"a job with a {kind} tensor is neither saved nor refused in words"
+            raise Violation(message, evidence=subject.evidence(saved))
+        wanted = whole(saved.of(RunResult).states[SAVES[-1]])
+        result = subject.resume(kind=kind)
+        step, state = oracle.arrival(result)
+        if step != SAVES[-1] or state["model"] != wanted["model"]:
+            message = f"a {kind} tensor is saved in silence, and the step does not come back"
+            raise Violation(message, evidence=subject.evidence(result, wanted))
 
 
 @check("CKC-RTRP-010")

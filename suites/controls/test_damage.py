@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from itertools import combinations
+from itertools import combinations, cycle
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.harness.messages import (
+    ExitKind,
     Fresh,
     LeavesResult,
     Load,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
 OLDER, NEWEST, LATER = 2, 4, 6
+BLOCKED = 6.0  # seconds after which a load of a FIFO is taken to wait for ever
 GENERATORS = "rng"  # the component whose tensors do not take any bits
 SEVERAL = 9  # bits
 
@@ -351,6 +353,59 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
         )
     if subject.info.max_keep is None or subject.info.max_keep > 2:  # noqa: PLR2004  three steps
         _serves_the_third(subject)
+
+
+@check("CKC-CORR-006")
+def test_what_is_no_file_does_not_hide_an_older_step(subject: Subject) -> None:
+    """With the newest step damaged a load falls back to the newest whole one.
+
+    Why: what was no file any more ended the load with an error that its fallback did not expect
+    (B07).
+    How: put a directory, a socket and a FIFO in the place of a file of step 4, each alone, at the
+    full budget of each file; resume, expect step 2. Only files count whose absence lets a load fall
+    back. A load that waits for a FIFO is told by CKC-SECU-006.
+    """
+    if not older_stays(subject.golden()):
+        raise NotApplicable("only the newest step is on disk")
+    files = those_fallen_back_from(subject)
+    if not files:
+        raise NotApplicable(f"no file of step {NEWEST} is missed, and step {OLDER} served instead")
+    if subject.budget == "full":
+        pairs = [(file, kind) for file in files for kind in at_rest.NO_FILES]
+    else:
+        pairs = list(zip(cycle(files), at_rest.NO_FILES, strict=False))
+    for file, kind in pairs:
+        _serves_the_older(subject, file, kind)
+
+
+def those_fallen_back_from(subject: Subject) -> list[str]:
+    """Name files of the newest step without which a load serves the older one; in drawn order."""
+    files = newest_files(subject)
+    made = damaged(subject, [partial(at_rest.remove, file=file) for file in files])
+    resumed = outcomes(subject, [case for _, case in made], {Outcome.LOST_STEP})
+    found = [f for f, (end, _) in zip(files, resumed, strict=True) if end is Outcome.LOST_STEP]
+    return subject.sample(found, len(found))
+
+
+def _serves_the_older(subject: Subject, file: str, kind: at_rest.NoFile) -> None:
+    """Raise Violation where what is no file, in the place of one, hides the older step."""
+    subject.materialize(subject.golden())
+    damage = at_rest.put_in_place(subject.root, file, kind)
+    try:
+        result = subject.resume(deadline=BLOCKED)
+    finally:
+        at_rest.remove_all(subject.root / file)  # no copy of the directory can be made with it
+    if result.exit_kind is ExitKind.HANG:
+        return
+    subject.judge(
+        result,
+        subject.legal(subject.golden()),
+        {Outcome.NEW, Outcome.LOST_STEP},
+        f"a {kind} in the place of {file}: the whole step {OLDER} is not served",
+        newest=NEWEST,
+        acknowledged=(OLDER, NEWEST),
+        damage=damage.to_json(),
+    )
 
 
 def _serves_the_third(subject: Subject) -> None:

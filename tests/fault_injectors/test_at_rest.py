@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import stat
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from ckpt_conformance.fault_injectors.payload import Place
 from ckpt_conformance.harness.messages import PayloadSample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 WEIGHT = bytes(range(1, 129))
@@ -132,6 +134,20 @@ def test_edited_metadata_is_valid_and_differs_in_one_field(root: Path) -> None:
     assert before != after
     assert json.dumps(before)[:3] == json.dumps(after)[:3]
     assert "became" in damage.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_it"),
+    [("directory", stat.S_ISDIR), ("socket", stat.S_ISSOCK), ("FIFO", stat.S_ISFIFO)],
+)
+def test_what_is_no_file_stands_in_its_place(
+    kind: at_rest.NoFile, is_it: Callable[[int], bool], root: Path
+) -> None:
+    damage = at_rest.put_in_place(root, "deep/weights.bin", kind)
+    assert is_it((root / "deep" / "weights.bin").lstat().st_mode)
+    assert damage.after == at_rest.ABSENT != damage.before
+    at_rest.remove_all(root / "deep" / "weights.bin")
+    assert not (root / "deep" / "weights.bin").exists()
 
 
 def test_text_that_is_no_utf8(root: Path) -> None:
