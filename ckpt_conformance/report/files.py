@@ -197,7 +197,7 @@ def _tried(crash: CrashSummary) -> str:
         f"{model} "
         + ", ".join(f"{phase} {n.visited} of {n.unique}" for phase, n in states.phases.items())
         + (
-            f", after {states.strata.visited} of {states.strata.unique} sorts of operations"
+            f", {states.strata.visited} of {states.strata.unique} strata"
             if states.strata.unique
             else ""
         )
