@@ -136,6 +136,16 @@ def test_edited_metadata_is_valid_and_differs_in_one_field(root: Path) -> None:
     assert "became" in damage.detail
 
 
+def test_noise_keeps_the_size_and_nothing_else(root: Path) -> None:
+    path = root / "deep" / "weights.bin"
+    before = path.read_bytes()
+    damage = at_rest.make_noise(root, "deep/weights.bin", seeded(1))
+    assert len(path.read_bytes()) == len(before)
+    same = sum(a == b for a, b in zip(before, path.read_bytes(), strict=True))
+    assert same < len(before) / 16, "a byte in 256 stays by chance"
+    assert damage.before != damage.after == at_rest.digest(path)
+
+
 @pytest.mark.parametrize(
     ("kind", "is_it"),
     [("directory", stat.S_ISDIR), ("socket", stat.S_ISSOCK), ("FIFO", stat.S_ISFIFO)],
