@@ -196,7 +196,7 @@ class CrashStates(Struct, frozen=True, kw_only=True):
     these were recovered from, `points` the crash points of those. `outcomes` and `violating` count
     the states with one of these contents, `grades` the classes of violation by their evidence.
     `phases` has the contents of states right after an acknowledgement, in a save, and of others.
-    `strata` counts sorts of states by the role of a file (see `crash.explore.strata`).
+    `strata` counts sorts of states by the role of a file (see `crash.explore.losses`).
     """
 
     states: int

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from test_crash_plan import explorer, recording, save
 
-from ckpt_conformance.crash.explore import strata
+from ckpt_conformance.crash.explore import losses
 from ckpt_conformance.harness.strata import Role
 from ckpt_conformance.trace.operations import ROOT, Kind, Operation
 
@@ -44,7 +44,7 @@ def few(tmp_path: Path, most: int) -> BaseExplorer:
 def test_operations_have_the_role_of_the_name_in_the_end(tmp_path: Path) -> None:
     made = few(tmp_path, 0)
     operations = made.recording.operations
-    done = strata.of_operations(operations, made.complete(len(operations)))
+    done = losses.as_calls(operations, made.complete(len(operations)))
     assert [one.became for one in done[-4:-1]] == ["now"] * 3
     assert [one.is_folder for one in done[-4:]] == [False, False, False, True]
     assert done[1].became == "2-0.pt"
@@ -58,9 +58,7 @@ def test_each_stratum_is_met_whatever_was_chosen(tmp_path: Path) -> None:
     before, after = (one.result.models["btrfs"] for one in (left_out, met))
     assert before.strata.visited < before.strata.unique
     assert after.strata.visited == after.strata.unique == before.strata.unique
-    names = strata.of_cases(
-        met.recording.operations, met.cases["btrfs"], ROLES, met.complete
-    ).keys()
+    names = losses.strata(met.recording.operations, met.cases["btrfs"], ROLES, met.complete).keys()
     assert {"data lost payload", "data lost pointer", "after write pointer"} <= set(map(str, names))
 
 

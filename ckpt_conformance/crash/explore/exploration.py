@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckpt_conformance.contract.verdicts import NO_STATES, PhaseStates, Unknown
-from ckpt_conformance.crash.explore import audit, losses, real_fs, strata
+from ckpt_conformance.crash.explore import audit, losses, real_fs
 from ckpt_conformance.crash.explore.judging import (
     RANK,
     Facts,
@@ -412,7 +412,7 @@ class BaseExplorer:
     def _strata(self, cases: Sequence[Case]) -> list[list[str]]:
         """Return the distinct contents of each stratum of cases, the rarest first."""
         self.complete_all({case.state.point for case in cases})
-        groups = strata.of_cases(self.recording.operations, cases, self.roles, self.complete)
+        groups = losses.strata(self.recording.operations, cases, self.roles, self.complete)
         contents = (
             list(dict.fromkeys(case.content for case in group)) for group in groups.values()
         )
