@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 FOLDERS = frozenset({"mkdir", "mkdirat", "rmdir"})  # is no folder yet, or no more
 NAMING = frozenset({"rename", "renameat", "renameat2", "link", "linkat"})
-SORTS = {"write": WRITING, "sync": SYNCING, "open": OPENING, "read": READING}
-SORTS |= {"name": NAMING, "remove": REMOVING}
+SORTS = {
+    "data": WRITING | READING | OPENING,  # who can't open a file can't write it either
+    "sync": SYNCING,
+    "name": NAMING,
+    "remove": REMOVING,
+}
 SORT_OF = {call: sort for sort, calls in SORTS.items() for call in calls}
 
 

@@ -59,7 +59,7 @@ def test_each_stratum_is_met_whatever_was_chosen(tmp_path: Path) -> None:
     assert before.strata.visited < before.strata.unique
     assert after.strata.visited == after.strata.unique == before.strata.unique
     names = losses.strata(met.recording.operations, met.cases["btrfs"], ROLES, met.complete).keys()
-    assert {"data lost payload", "data lost pointer", "after write pointer"} <= set(map(str, names))
+    assert {"data lost payload", "data lost pointer", "after data pointer"} <= set(map(str, names))
 
 
 def test_where_no_role_is_known_nothing_is_said(tmp_path: Path) -> None:

@@ -21,14 +21,14 @@ def stratum_of(what: str, path: str, *, became: str = "", is_folder: bool = Fals
 
 
 def test_calls_of_one_sort_at_files_of_one_role_are_alike() -> None:
-    assert stratum_of("write", "w_4.bin") == stratum_of("pwrite64", "w_12.bin")
+    assert stratum_of("openat", "w_4.bin") == stratum_of("pwrite64", "w_12.bin")
     assert stratum_of("write", "w_4.bin") != stratum_of("write", "i_4.json")
     assert stratum_of("fsync", "now") == ("sync", Role.POINTER)
-    assert stratum_of("write", "a stranger") == ("write", Role.OTHER)
+    assert stratum_of("write", "a stranger") == ("data", Role.OTHER)
 
 
 def test_a_temporary_file_has_the_role_of_its_later_name() -> None:
-    assert stratum_of("write", "tmp_77", became="i_4.json") == ("write", Role.MANIFEST)
+    assert stratum_of("write", "tmp_77", became="i_4.json") == ("data", Role.MANIFEST)
 
 
 def test_what_concerns_a_folder_is_none_of_its_files() -> None:
