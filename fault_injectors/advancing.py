@@ -33,6 +33,7 @@ from ckpt_conformance.harness.messages import (
     SeenCall,
     UnsupportedCall,
 )
+from ckpt_conformance.harness.strata import Role, Stratum, of_calls
 from ckpt_conformance.processes import children, hugepages
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.trace import faults
@@ -115,9 +116,11 @@ class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
     `what` is save, load or rotation; `base` the tree that each trial begins with; `step` the step
     that is saved; `kinds` what to fail with (see `KINDS`); `trials` are faults to try alone.
     `sample` says how many trials of each kind, none: all; `named` at how many kinds of names every
-    call fails, none: at all of them. Trees that trials leave go to `keep`, one
-    line per trial to `out`. After every n-th trial that raised, `again`, the same save is made once
-    more without a fault. What is `done` is not tried again.
+    call fails, none: at all of them. With a sample each stratum of calls (`harness.strata`) is hit
+    once at least, by up to `strata` more trials; `roles` are those of files. Trees that trials
+    leave go to `keep`, one line per trial to `out`. After every n-th trial that raised, `again`,
+    but for those of strata, the same save is made once more without a fault. What is `done` is not
+    tried again.
     """
 
     what: str
@@ -131,6 +134,8 @@ class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
     kinds: tuple[str, ...] = ()
     sample: tuple[int, ...] = ()
     named: int = 0
+    strata: int = 0
+    roles: dict[str, Role] = msgspec.field(default_factory=dict[str, Role])
     trials: tuple[PlannedTrial, ...] = ()
     again: int = 1
     seed: int = 0
@@ -201,7 +206,7 @@ class Advancer:
         """Take the options of the task for the managers that are opened from now on."""
         self.child, self.task, self.injector, self.put = child, task, injector, put
         self.is_manager = child.adapter.shape == "manager"
-        self.count = 0
+        self.count, self.again = 0, task.again
         self.place = trees.Restorer(Path(task.base), child.root)
         child.options = Options(keep_last=task.keep_last)
 
@@ -241,8 +246,22 @@ class Advancer:
         if not self.task.trials and self.task.what == "save":
             yield from self._at_names(log)
         drawn = Drawn(random.Random(self.task.seed))  # noqa: S311
+        sample: list[PlannedTrial] = []
         for kind, count in zip(self.task.kinds, self.task.sample, strict=False):
-            yield from self._sample(kind, count, log, drawn)
+            sample += self._sample(kind, count, log, drawn)
+        yield from sample
+        if sample:
+            self.again = 0
+            yield from self._left_out(sample, log, drawn.rng)
+
+    def _left_out(
+        self, sample: Sequence[PlannedTrial], log: Sequence[SeenCall], rng: random.Random
+    ) -> Iterator[PlannedTrial]:
+        """Yield an error at one call of each stratum that a sample meets with none that ends."""
+        left = unmet(log, [planned.fault for planned in sample], self.task)
+        for calls in list(left.values())[: self.task.strata]:
+            fault = structs.replace(KINDS["EIO"], at=rng.choice(calls).call)
+            yield PlannedTrial("EIO", fault)
 
     def _at_names(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
         """Yield faults that last for the files of one kind of name, and meet no other one.
@@ -340,7 +359,7 @@ class Advancer:
         if isinstance(done, RunResult) and task.what == "load":
             return self.arrived(result, done)
         result = structs.replace(result, left=self.left())
-        if result.error and self.count % task.again == 0:
+        if result.error and self.again and self.count % self.again == 0:
             error = self.operate(self.armed(NONE)).error  # armed, so that it is settled, too
             result = structs.replace(result, again=SecondSave(error, self.left()))
         return result
@@ -387,6 +406,32 @@ class Advancer:
         if not target.exists():
             trees.copy(self.child.root, target)
         return name
+
+
+def strata_of(log: Sequence[SeenCall], task: Task) -> dict[Stratum, list[SeenCall]]:
+    """Group the calls of a control that an error can meet."""
+    eio = faults.Fault(**KINDS["EIO"].arguments(reading=task.reading))
+    return of_calls((call for call in eio.among(log) if not call.elsewhere), task.roles)
+
+
+def unmet(
+    log: Sequence[SeenCall], tried: Iterable[CallFault], task: Task
+) -> dict[Stratum, list[SeenCall]]:
+    """Return the strata of a control's calls that no fault hits with an error that does not last.
+
+    An error that lasts may be told at a later call, and one that is harmless need not be told.
+    """
+    hit: set[int] = set()
+    for fault in tried:
+        calls = faults.Fault(**fault.arguments(reading=task.reading)).among(log)
+        is_error = fault.error not in HARMLESS and not fault.persistent
+        hit |= {calls[fault.at - 1].call} if is_error and 0 < fault.at <= len(calls) else set()
+    groups = strata_of(log, task)
+    return {
+        stratum: calls
+        for stratum, calls in groups.items()
+        if not hit & {call.call for call in calls}
+    }
 
 
 def is_renewed(log: Sequence[SeenCall], call: SeenCall) -> bool:

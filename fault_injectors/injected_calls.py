@@ -36,11 +36,13 @@ from ckpt_conformance.fault_injectors.advancing import (
     Task,
     TrialResult,
     digest_of,
+    strata_of,
+    unmet,
 )
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import Error, ExitKind, Probe, SeenCall
-from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject import oracle, roles
 from ckpt_conformance.subject.batched_recovery import Case, recover_in_batch
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, Slot
 from ckpt_conformance.trace import faults
@@ -72,6 +74,7 @@ class Operation:
     kinds: tuple[str, ...]
     sample: tuple[int, ...]  # trials of each kind at the quick budget
     named: int = 0  # kinds of names at which every call fails, at the quick budget
+    strata: int = 24  # of calls, that are hit although the sample left them out; a load harms none
     keep_last: int | None = None
 
 
@@ -80,7 +83,7 @@ OPERATIONS = {
     for operation in (
         Operation("save", (2,), 4, tuple(KINDS), (1, 1, 2, 2, 1, 1), named=6),
         Operation("rotation", (2, 4), 6, tuple(KINDS), (2, 0, 1, 0, 0, 0), keep_last=2),
-        Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0)),
+        Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0), strata=0),
     )
 }
 NO_CALL = SeenCall(call=0, what="")
@@ -181,6 +184,9 @@ def _try_all(subject: Subject, what: str) -> Trials:
     )
     require_control(subject, operation, control)
     how_many = remark(operation, control, rest)
+    if subject.budget == "quick" and operation.strata:
+        task = _task(subject, operation, (), (), _folder(subject, what))
+        how_many += in_strata(control, [trial.fault for trial in rest if trial.fired], task)
     fired = [trial for trial in rest if has_fired(trial)]
     tried = [Trial(trial) for trial in fired] if what == "load" else resumed(subject, what, fired)
     return Trials(control, tried, how_many)
@@ -208,6 +214,15 @@ def remark(operation: Operation, control: TrialResult, rest: list[TrialResult]) 
     if whole <= injected[False] and whole <= injected[True]:
         return f"all {points} failed once and from there on ({count} trials)"
     return f"a sample of {points}: {count} trials"
+
+
+def in_strata(control: TrialResult, tried: Sequence[CallFault], task: Task) -> str:
+    """Say how many strata met an error."""
+    every, left = strata_of(control.log, task), unmet(control.log, tried, task)
+    names = ", ".join(map(str, left))
+    return f", {len(every) - len(left)} of {len(every)} strata" + (
+        f" (not: {names})" if left else ""
+    )
 
 
 def require_control(subject: Subject, operation: Operation, control: TrialResult) -> None:
@@ -286,6 +301,8 @@ def _task(
         kinds=operation.kinds,
         sample=sample,
         named=operation.named,
+        strata=operation.strata,
+        roles=roles.of_manager(subject),
         trials=planned,
         again=AGAIN if sample else 1,
         seed=subject.seed,
@@ -301,7 +318,7 @@ def try_on(subject: Subject, task: Task) -> ProcessResult:
         "task": msgspec.to_builtins(task),
     }
     seed = OTHER_SEED if task.what == "load" else JOB_SEED
-    few = sum(task.sample) + len(task.trials)
+    few = sum(task.sample) + len(task.trials) + (task.strata if task.sample else 0)
     deadline = DEADLINE * (few + 2) if few else FULL
     return subject.execute(Probe(probe=ADVANCE, args=arguments), seed=seed, deadline=deadline)
 

@@ -196,6 +196,7 @@ class CrashStates(Struct, frozen=True, kw_only=True):
     these were recovered from, `points` the crash points of those. `outcomes` and `violating` count
     the states with one of these contents, `grades` the classes of violation by their evidence.
     `phases` has the contents of states right after an acknowledgement, in a save, and of others.
+    `strata` counts sorts of states by the role of a file (see `crash.explore.losses`).
     """
 
     states: int
@@ -206,6 +207,7 @@ class CrashStates(Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
     grades: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     phases: dict[str, PhaseStates] = msgspec.field(default_factory=dict[str, PhaseStates])
+    strata: PhaseStates = PhaseStates(0, 0)
 
     def __add__(self, other: CrashStates) -> CrashStates:
         """Add up what was explored of two workloads."""
@@ -221,6 +223,7 @@ class CrashStates(Struct, frozen=True, kw_only=True):
                 phase: self.phases.get(phase, NO_STATES) + other.phases.get(phase, NO_STATES)
                 for phase in self.phases | other.phases
             },
+            strata=self.strata + other.strata,
         )
 
 

@@ -81,6 +81,7 @@ class SeenCall(Message, frozen=True, omit_defaults=True):
     elsewhere: bool = False  # the file was made elsewhere on the disk, and was not moved in
     is_whole: bool = False  # a write that can't be cut short
     is_folder: bool = False  # the call is about a directory
+    became: str = ""  # the name that its file has in the end, or had last, if that is another one
 
 
 class UnsupportedCall(Message, frozen=True):

@@ -17,6 +17,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointReference,
     LoadResult,
+    layout,
 )
 
 if TYPE_CHECKING:
@@ -249,3 +250,42 @@ class GivesAFileUp(CheckpointManager):
 
 class GaveUpError(Exception):
     """A file could not be written."""
+
+
+@mutant(
+    "O03-rotation",
+    url="sml2h3/dddd_trainer#36",
+    change="where retention is on, an error of the rename that commits a step is logged",
+    violates={"CKC-IOER-001"},
+)
+class CommitsWithoutItsName(CheckpointManager):
+    """Takes a commit for one more thing that rotation may leave undone."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename; where retention is on, a manifest if the disk lets it."""
+        try:
+            super().rename(source, target)
+        except OSError:
+            if not self.keep_last or layout.flat_manifest_step(target.name) is None:
+                raise
+            logger.warning("%s could not be renamed", source)
+
+
+@mutant(
+    "C01-again",
+    url="Lightning-AI/pytorch-lightning#1150",
+    change="where an old file cannot be removed, rotation removes all steps but the newest",
+    violates={"CKC-IOER-007"},
+)
+class RotatesTooMuch(CheckpointManager):
+    """Tries to get rid of what it could not remove, and of what it was to keep."""
+
+    def delete_step(self, reference: CheckpointReference) -> None:
+        """Delete; after an error of it, all that is older than the newest."""
+        try:
+            super().delete_step(reference)
+        except OSError:
+            newest = max(self.steps())
+            for path in self.root.glob("*_0*"):
+                if str(newest) not in path.name:
+                    path.unlink(missing_ok=True)

@@ -269,3 +269,22 @@ class HidesWhileItLooks(CheckpointManager):
             for path in commits:
                 path.with_suffix(".hidden").rename(path)
         return super().load(*given, **named)
+
+
+@mutant(
+    "A05-pointer",
+    url="jundot/omlx#3095",
+    change="a load goes by a pointer that a dead save had staged, and not synced",
+    violates={"CKC-DURA-001", "CKC-DURA-002"},
+)
+class FollowsAStagedPointer(CheckpointManager):
+    """Finishes the rename of a pointer in its mind, whatever the disk has of its bytes."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load, unless a staged pointer with bytes names nothing that is there."""
+        if (self.root / layout.LATEST).exists():
+            for staged in self.root.glob(f"{layout.LATEST}.*"):
+                name = staged.read_bytes().strip()
+                if name and name not in {os.fsencode(path.name) for path in self.root.iterdir()}:
+                    raise ValueError(f"{staged.name} names nothing")
+        return super().load(*given, **named)

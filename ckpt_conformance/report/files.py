@@ -196,6 +196,11 @@ def _tried(crash: CrashSummary) -> str:
     return "; ".join(
         f"{model} "
         + ", ".join(f"{phase} {n.visited} of {n.unique}" for phase, n in states.phases.items())
+        + (
+            f", {states.strata.visited} of {states.strata.unique} strata"
+            if states.strata.unique
+            else ""
+        )
         for model, states in crash.items()
         if states.phases
     )

@@ -117,6 +117,7 @@ class CountedCall(msgspec.Struct, frozen=True):
     elsewhere: bool = False  # the file was made elsewhere, and has not come in
     is_whole: bool = False  # a write that can't be cut short
     is_folder: bool = False  # the call is about a directory
+    became: str = ""  # the name that its file has by now, or had last, if that is another one
 
 
 class FaultReport(msgspec.Struct, frozen=True):

@@ -75,7 +75,20 @@ class FaultSupervisor:
         """Return what was counted since the fault was armed."""
         unsupported = self.supervisor.unsupported if self.supervisor is not None else []
         log = [self._placed(*pair) for pair in zip(self.log, self.objects, strict=True)]
-        return FaultReport(self.calls, self.fired, log, unsupported, self.fault)
+        return FaultReport(self.calls, self.fired, self._named(log), unsupported, self.fault)
+
+    def _named(self, log: list[CountedCall]) -> list[CountedCall]:
+        """Return calls with the names that their files have by now; a call may make its file."""
+        if self.supervisor is None:
+            return log
+        tree = self.supervisor.tree
+        numbers = {call.path: number for call, number in zip(log, self.objects, strict=True)}
+        names = {path: tree.path(number) for path, number in numbers.items() if number}
+        others = {path: name for path, name in names.items() if name != path}
+        return [
+            msgspec.structs.replace(call, became=others[call.path]) if call.path in others else call
+            for call in log
+        ]
 
     def _placed(self, call: CountedCall, number: int) -> CountedCall:
         """Return a call with the name that a file has by now which was made elsewhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from ckpt_conformance.fault_injectors.advancing import (
 from ckpt_conformance.fault_injectors.injected_calls import OPERATIONS, Trial
 from ckpt_conformance.harness.client import ProcessResult
 from ckpt_conformance.harness.messages import ExitKind, SeenCall, UnsupportedCall
+from ckpt_conformance.harness.strata import of_calls
+from ckpt_conformance.subject import roles
 from ckpt_conformance.trace.notify import NotAvailableError
 
 if TYPE_CHECKING:
@@ -77,7 +80,26 @@ def test_a_sample_says_that_it_is_one_and_how_large(quick: Subject) -> None:
     trials = injected_calls.trials(quick, "save")
     assert sorted({trial.kind for trial in trials}) == ["EDQUOT", "EINTR", "EIO", "ENOSPC", "short"]
     count = len(injected_calls.trials_of(quick, "save").control.log)
-    assert quick.remarks.io_points["save"] == f"a sample of {count}: {len(trials)} trials"
+    remark = quick.remarks.io_points["save"]
+    assert remark.startswith(f"a sample of {count}: {len(trials)} trials, ")
+
+
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [
+        ("save", {"data payload", "sync manifest", "name pointer", "sync directory"}),
+        ("rotation", {"name manifest", "set aside manifest", "remove payload", "sync pointer"}),
+    ],
+)
+def test_a_sample_meets_every_stratum_with_an_error_that_does_not_last(
+    what: str, wanted: set[str], new_subject: Callable[..., Subject]
+) -> None:
+    subject = new_subject("reference")
+    made = injected_calls.trials_of(subject, what)
+    hit = {trial.call.call for trial in made.tried if not trial.fault.persistent}
+    once = [call for call in made.control.log if call.call in hit]
+    assert wanted <= set(map(str, of_calls(once, roles.of_manager(subject))))
+    assert re.search(r", (\d+) of \1 strata$", made.remark)
 
 
 def test_a_trial_that_is_made_again_gives_the_same(quick: Subject) -> None:

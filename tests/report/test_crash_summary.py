@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from items import item_with
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 from msgspec.structs import replace
 from test_certificate import ATOM, CORR, all_pass, build, outcome
 
@@ -97,3 +97,10 @@ def test_phases_add_up() -> None:
         "in a save": PhaseStates(11, 6),
         "other": PhaseStates(1, 0),
     }
+
+
+def test_strata_add_up_and_an_old_result_has_none() -> None:
+    first, second = (replace(KILL, strata=PhaseStates(*counts)) for counts in ((5, 4), (3, 3)))
+    assert (first + second).strata == PhaseStates(8, 7)
+    old = {key: value for key, value in to_builtins(first).items() if key != "strata"}
+    assert convert(old, CrashStates) == KILL

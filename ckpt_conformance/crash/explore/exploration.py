@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ckpt_conformance.contract.verdicts import PhaseStates, Unknown
+from ckpt_conformance.contract.verdicts import NO_STATES, PhaseStates, Unknown
 from ckpt_conformance.crash.explore import audit, losses, real_fs
 from ckpt_conformance.crash.explore.judging import (
     RANK,
@@ -32,6 +32,7 @@ from ckpt_conformance.crash.model import plan
 from ckpt_conformance.crash.model.enumerate import Rules
 from ckpt_conformance.crash.model.kill import KillWalk
 from ckpt_conformance.crash.model.models import MODELS
+from ckpt_conformance.harness.strata import draw_left_out
 from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.explore.audit import Finding
     from ckpt_conformance.crash.explore.losses import Loss
     from ckpt_conformance.crash.model.states import State
+    from ckpt_conformance.harness.strata import Role
     from ckpt_conformance.trace.operations import Operation, Recording
 
     OnProgress = Callable[[int, int, float], None]  # recovered, total, seconds of recovering
@@ -163,6 +165,7 @@ class ModelReport:
     worst: dict[str, Violation] = field(default_factory=dict[str, Violation])  # by outcome
     unusable: list[str] = field(default_factory=list[str])  # recoveries that could not go on
     phases: dict[str, PhaseStates] = field(default_factory=dict[str, PhaseStates])
+    strata: PhaseStates = NO_STATES  # all, and those that a recovery met
 
     def add(self, violation: Violation) -> None:
         """Count a violation; the first of its outcome stands for all, or the first observed one."""
@@ -324,7 +327,8 @@ class Limits:
     """How much is explored.
 
     `candidates` are states that a model may give, `recoveries` distinct contents that are recovered
-    from for one model, `alone` suspects of one child that get a process of their own.
+    from for one model, `strata` those beyond them, for strata that these leave out, `alone`
+    suspects of one child that get a process of their own.
     """
 
     candidates: int = 20_000
@@ -332,11 +336,12 @@ class Limits:
     alone: int = NO_LIMIT
     jobs: int = 1
     rounds: int = 3  # of shrinking
+    strata: int = 0
     onward: int = 30  # recoveries of one child, beyond one of each kind, after which a job goes on
     images: int = 400  # crash points at which an image of a real file system is copied
 
 
-QUICK = Limits(candidates=400, recoveries=14, alone=4, rounds=1, onward=2)
+QUICK = Limits(candidates=400, recoveries=14, strata=24, alone=4, rounds=1, onward=2)
 QUICK_COMMAND = Limits(candidates=2000, recoveries=150, alone=20, rounds=2, onward=8, images=40)
 FULL_CHECK = Limits(candidates=2000, recoveries=300, alone=50)
 FULL = Limits()
@@ -368,6 +373,8 @@ class BaseExplorer:
         self._complete_states: dict[int, State] = {}
         self.chosen: frozenset[str] = frozenset()  # contents, those of other shards included
         self.on_recovered: Callable[[Sequence[Case]], None] = nothing
+        self.roles: Mapping[str, Role] = {}  # of files, by kind of name
+        self.strata: dict[str, list[list[str]]] = {}  # contents of each stratum of a model
         self.made_up: dict[str, str] = {}  # contents of states that no model listed, by their shape
 
     def recover(self, cases: Sequence[Case]) -> None:
@@ -388,8 +395,28 @@ class BaseExplorer:
         return cases
 
     def listed(self, models: Sequence[str]) -> list[Case]:
-        """List the states of some models, and return those that are chosen."""
-        return [case for name in models for case in self.choose(self.enumerate(name))]
+        """List the states of some models, and return those that are chosen.
+
+        Then one more content of each stratum of each model that has none among them.
+        """
+        chosen = [case for name in models for case in self.choose(self.enumerate(name))]
+        self.strata = {name: self._strata(self.cases[name]) for name in models if self.roles}
+        first: dict[str, Case] = {}
+        for case in self.all_cases():
+            first.setdefault(case.content, case)
+        groups = [contents for strata in self.strata.values() for contents in strata]
+        rng = random.Random(self.seed)  # noqa: S311
+        more = draw_left_out(groups, {case.content for case in chosen}, rng)
+        return chosen + [first[content] for content in more[: self.limits.strata]]
+
+    def _strata(self, cases: Sequence[Case]) -> list[list[str]]:
+        """Return the distinct contents of each stratum of cases, the rarest first."""
+        self.complete_all({case.state.point for case in cases})
+        groups = losses.strata(self.recording.operations, cases, self.roles, self.complete)
+        contents = (
+            list(dict.fromkeys(case.content for case in group)) for group in groups.values()
+        )
+        return sorted(contents, key=len)
 
     def share_listing(self, other: BaseExplorer) -> None:
         """Take the states that another explorer of the same recording has listed."""
@@ -495,6 +522,8 @@ class BaseExplorer:
             errors = {error for content, error in result.used.items() if content in contents}
             report.unusable = sorted(errors - {""})
             report.phases = self._phases(self.cases[name])
+            met = [group for group in self.strata.get(name, []) if result.recoveries.keys() & group]
+            report.strata = PhaseStates(len(self.strata.get(name, [])), len(met))
 
     def _phases(self, cases: Sequence[Case]) -> dict[str, PhaseStates]:
         """Count distinct contents, and those that were recovered from, by phase of the saves."""

@@ -36,6 +36,7 @@ def _of_model(report: ModelReport) -> CrashStates:
         outcomes={str(key): number for key, number in report.outcomes.items()},
         grades=dict(Counter(violation.grade for violation in report.worst.values())),
         phases=dict(report.phases),
+        strata=report.strata,
     )
 
 

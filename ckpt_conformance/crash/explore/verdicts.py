@@ -16,7 +16,7 @@ from ckpt_conformance.crash.explore import (
     workloads,
 )
 from ckpt_conformance.crash.model.models import OF_A_DISK
-from ckpt_conformance.subject import bundle
+from ckpt_conformance.subject import bundle, roles
 from ckpt_conformance.subject.subject import Slot
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def _explore(subject: Subject, name: str) -> Explorer:
     explorer = engine.Explorer(subject, recorded, engine.FULL_CHECK if full else engine.QUICK)
     controls = subject.once(CONTROL, lambda: [None])  # the last one found is at the end
     explorer.result.control = None if full else controls[-1]
+    explorer.roles = roles.of_manager(subject)
     engine.run(explorer, OF_A_DISK)
     reproduced.reproduce(explorer)
     controls.append(explorer.result.control)
