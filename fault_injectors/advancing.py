@@ -37,7 +37,7 @@ from ckpt_conformance.harness.strata import Role, Stratum, of_calls
 from ckpt_conformance.processes import children, hugepages
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.trace import faults
-from ckpt_conformance.trace.faults import SYNCING, WRITING
+from ckpt_conformance.trace.faults import READING, SYNCING, WRITING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -448,6 +448,36 @@ def is_renewed(log: Sequence[SeenCall], call: SeenCall) -> bool:
     written = [seen.call for seen in later if seen.what in WRITING]
     synced = [seen.call for seen in later if seen.what in SYNCING and not seen.injected]
     return bool(written and synced and written[0] < synced[-1])
+
+
+def unsynced(log: Sequence[SeenCall], fault: CallFault) -> tuple[set[str], set[str]]:
+    """Return what the syncs that a fault hits have to write: kinds of files, and of entries.
+
+    `log` is that of the control. Of a file it is the data; of a directory each name in it that was
+    given or taken away since the last sync of it that the fault spares.
+    """
+    calls = faults.Fault(**fault.arguments()).among(log)
+    calls = [call for call in calls if fault.alike in {"", trees.pattern(call.path)}]
+    hit = calls[fault.at - 1 :] if fault.persistent else calls[fault.at - 1 : fault.at]
+    files: set[str] = set()
+    entries: set[str] = set()
+    for sync in (call for call in hit if call.what in SYNCING):
+        if sync.is_folder:
+            spared = [call for call in log if call.what in SYNCING and call not in hit]
+            entries |= _entries(log, sync, spared)
+        else:
+            files.add(trees.pattern(sync.became or sync.path))
+    return files, entries
+
+
+def _entries(log: Sequence[SeenCall], sync: SeenCall, spared: Sequence[SeenCall]) -> set[str]:
+    """Return the kinds of names that a sync of a directory has to write."""
+    earlier = [one.call for one in spared if one.path == sync.path and one.call < sync.call]
+    begin = max(earlier, default=0)
+    window = [call for call in log if begin < call.call < sync.call]
+    naming = [call for call in window if call.what not in SYNCING | WRITING | READING]
+    names = {name for call in naming for name in (call.path, call.became) if name}
+    return {trees.pattern(name) for name in names if name.rpartition("/")[0] == sync.path}
 
 
 def digest_of(leaves: messages.Leaves, holds: Sequence[str]) -> str:

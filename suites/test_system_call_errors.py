@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import filecmp
+import shutil
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
-from ckpt_conformance.fault_injectors import injected_calls
+from ckpt_conformance.fault_injectors import advancing, at_rest, injected_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS
 from ckpt_conformance.subject import by_name, controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
@@ -16,6 +18,8 @@ from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.controls import test_undisturbed_run as undisturbed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckpt_conformance.fault_injectors.injected_calls import Trial
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
@@ -32,8 +36,8 @@ def test_an_error_of_any_system_call_reaches_the_caller(subject: Subject) -> Non
     where no patched Python call looks (O03, D04).
     How: ENOSPC, EDQUOT and EIO at the N-th system call of a save and of one that rotates, once and
     from there on, and at its syncs alone; EIO at every call at one kind of name, while all others
-    go well (O09); if it reports success, load what it saved. Where the sync of a file failed, load
-    it without what that sync had to write.
+    go well (O09); if it reports success, load what it saved. Where a sync failed, load it without
+    what that sync had to write.
     """
 
     def is_wrong(what: str, trial: Trial) -> str:
@@ -201,22 +205,37 @@ def is_lost(subject: Subject, what: str, trial: Trial) -> bool:
     """Return whether a sync that failed in silence costs the step that was reported as saved.
 
     After a failed sync the kernel may drop what it had to write. Where the same save wrote and
-    synced it anew nothing is lost. A file that is there under its name is given the bytes from
-    before the save: a database may find them again in its log. Of any other it is taken for lost.
+    synced it anew nothing is lost. Else what the sync was for is as it was before the save: a
+    database may find it again in its log, and nobody misses a hint.
     """
     if trial.observed.renewed:
         return False
-    if trial.folder is None or not (trial.folder / trial.call.path).is_file():
+    if trial.folder is None:
         return True
     tree = subject.scratch / "dropped"
     trees.materialize(trial.folder, tree)
-    dropped = tree / trial.call.path
     before = subject.golden().snapshot(injected_calls.OPERATIONS[what].before[-1])
-    old, size = before / trial.call.path, dropped.stat().st_size
-    dropped.write_bytes(old.read_bytes() if old.is_file() else bytes(size))
+    control = injected_calls.trials_of(subject, what).control
+    _drop(tree, before, *advancing.unsynced(control.log, trial.fault))
     trees.materialize(tree, subject.root)
     without = replace(trial, folder=tree, result=subject.resume())
     return injected_calls.outcome(subject, what, without) is not Outcome.NEW
+
+
+def _drop(tree: Path, before: Path, files: set[str], entries: set[str]) -> None:
+    """Put back what a sync was for: data of some kinds of files, and some kinds of names."""
+    paths = {path.relative_to(top) for top in (tree, before) for path in top.rglob("*")}
+    for name in sorted(paths):
+        here, old, kind = tree / name, before / name, trees.pattern(str(name))
+        both = here.is_file() and old.is_file()
+        if old.is_dir() or (both and filecmp.cmp(here, old, shallow=False)):
+            continue
+        if kind in entries:
+            at_rest.remove_all(here)
+            if old.is_file() and here.parent.is_dir():
+                shutil.copy2(old, here)
+        elif kind in files and here.is_file():
+            here.write_bytes(old.read_bytes() if old.is_file() else bytes(here.stat().st_size))
 
 
 def not_new(subject: Subject, what: str, trial: Trial) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -409,12 +410,24 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
         raise Violation("what dead saves leave piles up", evidence=evidence)
 
 
-def lasting(subject: Subject) -> set[str]:
-    """Name the files that either of the two saves leaves where nothing happens."""
+def lasting(subject: Subject) -> list[set[str]]:
+    """Name the files that each of the two saves leaves where nothing happens."""
     golden = subject.golden()
-    return {name for step in (OLDER, NEWEST) for name in payload.names(golden.snapshot(step))}
+    return [set(payload.names(golden.snapshot(step))) for step in (OLDER, NEWEST)]
 
 
-def left_over(folder: Path, known: set[str]) -> list[str]:
-    """Name the files of a directory that a run without faults does not have."""
-    return [name for name in payload.names(folder) if name not in known]
+def left_over(folder: Path, lasting: Sequence[set[str]]) -> list[str]:
+    """Name the files of a directory that a run without faults does not have.
+
+    Names may have parts that are drawn: of one kind there may be as many as without faults.
+    """
+    known, kinds = set().union(*lasting), [Counter(map(trees.pattern, one)) for one in lasting]
+    names = payload.names(folder)
+    room = Counter({kind: max(one[kind] for one in kinds) for kind in set().union(*kinds)})
+    room.subtract(trees.pattern(name) for name in names if name in known)
+    over: list[str] = []
+    for name in (name for name in names if name not in known):
+        kind = trees.pattern(name)
+        room[kind] -= 1
+        over += [name] if room[kind] < 0 else []
+    return over
