@@ -64,6 +64,12 @@ BUT_ONE = tuple(f"but_one_{count}" for count in (20, 160, 500))
 SHARDED = (*UNSYNCED, *SYNCED, *BUT_ONE)
 NAMED = ("CKC-SMOK", "CKC-DISC", "CKC-RETN", "CKC-CORR", "CKC-RTRP", "CKC-SIDE", "CKC-IOER")
 LIMITS = ("CKC-SMOK", "CKC-RTRP", "CKC-COMP", "CKC-RSUM", "CKC-INTN")
+PATIENT: dict[str, set[str]] = {
+    "retrying": set(),
+    "syncing_again": {"CKC-IOER-001"},
+    "hinting": set(),
+    "hint_is_needed": {"CKC-IOER-001"},
+}
 ADAPTERS = (
     *(f"databases:{name}" for name in DATABASES),
     *(f"native:{name}" for name in ("in_place", "renamed")),
@@ -88,6 +94,7 @@ ADAPTERS = (
     *(f"reused:{name}" for name in REUSING),
     *(f"sharded:{name}" for name in SHARDED),
     *(f"staged:{name}" for name in STAGED),
+    *(f"patient:{name}" for name in (*PATIENT, "drawn")),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     "by_times:make",
     "drawing:make",
@@ -386,6 +393,20 @@ def test_what_fails_where_a_file_is_staged_is_a_failure_of_the_save(
 def test_blocks_of_o_direct_are_cut_between_blocks(strangers: Server) -> None:
     """A short write of them does whole blocks, and never none."""
     assert others(verdicts("tricks:direct", strangers, *ids("CKC-IOER"))) == {}
+
+
+@pytest.mark.parametrize("name", PATIENT)
+def test_who_outlives_an_error_of_the_disk_is_judged_by_what_it_costs(
+    name: str, strangers: Server
+) -> None:
+    """Another try from a new file costs nothing, nor does a hint; a second sync alone does."""
+    found = verdicts(f"patient:{name}", strangers, "CKC-IOER-001", "CKC-IOER-002")
+    assert others(found).keys() == PATIENT[name]
+
+
+def test_a_part_of_a_name_that_is_drawn_costs_nothing(strangers: Server) -> None:
+    found = verdicts("patient:drawn", strangers, "CKC-RETN-009", "CKC-ATOM-005", "CKC-RETN-002")
+    assert others(found) == {}
 
 
 def test_of_a_log_every_step_is_damaged_or_none(strangers: Server) -> None:
