@@ -425,9 +425,13 @@ def test_a_sync_that_fails_and_costs_nothing_may_be_passed_over(
     assert others(found) == {}
 
 
-def test_a_load_may_recover_from_a_log(strangers: Server) -> None:
-    """SQLite writes what its WAL holds into the database when it is opened, once."""
-    found = verdicts("databases:wal_open", strangers, "CKC-SIDE-002")
+@pytest.mark.parametrize("name", ["extra", "truncate", "wal", "wal_alone", "wal_open"])
+def test_a_load_may_recover_from_a_log(name: str, strangers: Server) -> None:
+    """SQLite writes what its WAL holds into the database when it is opened, once.
+
+    While it is open it has an index and a log beside it, which come and go.
+    """
+    found = verdicts(f"databases:{name}", strangers, "CKC-SIDE-002")
     assert {one.verdict for one in found["CKC-SIDE-002"]} == {Verdict.PASS}
 
 
