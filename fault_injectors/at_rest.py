@@ -162,6 +162,21 @@ def truncate(root: Path, file: str, cut: Cut = "half") -> Damage:
     return cut_at(root, file, length_of(cut, (root / file).stat().st_size))
 
 
+def truncate_all(root: Path, file: str, cut: Cut = "half") -> Damage:
+    """Cut a file and its copies: a manager that keeps two serves the other one."""
+    for other in copies_of(root, file):
+        truncate(root, other, cut)
+    return truncate(root, file, cut)
+
+
+def copies_of(root: Path, file: str) -> list[str]:
+    """Name the other files that have the bytes of a file; an empty one has no copy."""
+    content = (root / file).read_bytes()
+    alike = [n for n in payload.names(root) if (root / n).stat().st_size == len(content)]
+    same = (name for name in alike if name != file and (root / name).read_bytes() == content)
+    return list(same) if content else []
+
+
 def make_noise(root: Path, file: str, rng: random.Random) -> Damage:
     """Replace each byte of a file by a random one; its size stays."""
     path = root / file

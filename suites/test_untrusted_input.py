@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation, control_failed
-from ckpt_conformance.fault_injectors import crafted
+from ckpt_conformance.fault_injectors import at_rest, crafted
 from ckpt_conformance.harness.messages import ExitKind, Fresh, Materialize, Probe, Run, RunResult
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.checks import check
@@ -86,7 +86,7 @@ def _loads_newest(subject: Subject, result: ProcessResult) -> bool:
 
 
 def _needed(subject: Subject) -> list[str]:
-    """Name the files without which the newest step is not given; the others are hints."""
+    """Name the files without which, and their copies, the newest step is not given."""
     return subject.once(NEEDED, lambda: _find_needed(subject), subject.golden().folder)
 
 
@@ -95,9 +95,14 @@ def _find_needed(subject: Subject) -> list[str]:
     folders: list[Path] = []
     for at, name in enumerate(names):
         folders.append(_tree(subject, f"without-{at}"))
-        (folders[-1] / name).unlink()
+        _remove(folders[-1], name, *at_rest.copies_of(folders[-1], name))
     pairs = zip(names, _load_each(subject, folders), strict=True)
     return [name for name, result in pairs if not _loads_newest(subject, result)]
+
+
+def _remove(folder: Path, *files: str) -> None:
+    for name in files:
+        (folder / name).unlink()
 
 
 # -- code ----------------------------------------------------------------------------------------
@@ -232,6 +237,7 @@ def test_a_link_that_leads_outside_is_not_followed(subject: Subject) -> None:
     crafts: dict[str, Path] = {}
     for at, name in enumerate(subject.sample(_needed(subject), 4)):
         folder = _tree(subject, f"link-{at}")
+        _remove(folder, *at_rest.copies_of(folder, name))
         target = elsewhere / f"{at}-{(folder / name).name}"
         shutil.move(folder / name, target)
         (folder / name).symlink_to(target)
@@ -322,7 +328,7 @@ def test_a_fifo_does_not_stop_the_load(subject: Subject) -> None:
     for name in needed if subject.budget == "full" else needed[:1]:
         subject.materialize(golden)
         path = subject.root / name
-        path.unlink()
+        _remove(subject.root, name, *at_rest.copies_of(subject.root, name))
         os.mkfifo(path)
         try:
             result = subject.resume(deadline=BLOCKED)

@@ -198,7 +198,7 @@ class TrustsTheManifest(CheckpointManager):
             body: dict[str, manifest.Json] = json.loads(reference.manifest_path.read_bytes())
         except (ValueError, OSError) as error:
             raise CheckpointDamaged(f"{reference.manifest_path.name}: {error}") from error
-        del body["manifest_digest"]
+        body.pop("manifest_digest", None)
         body["manifest_digest"] = durable.digest_bytes(manifest.canonical(body))
         return manifest.parse_manifest(manifest.canonical(body), reference.manifest_path.name)
 

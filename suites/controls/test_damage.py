@@ -332,21 +332,22 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
 
     Why: a job could not restart until a person deleted the broken directory, although an older
     checkpoint beside it was whole (B07).
-    How: cut a file of step 4 in half, then by its last byte only; resume, expect step 2. Then cut
-    one of step 4 and one of step 6; resume, expect step 2.
+    How: cut a file of step 4, and its copies, in half, then by the last byte only; resume, expect
+    step 2, or step 4 whole. Then cut one of step 4 and one of step 6; resume, expect step 2.
     """
     if not older_stays(subject.golden()):
         raise NotApplicable("only the newest step is on disk")
     file = max(payload_of(subject), key=lambda place: place.length).file
-    cuts = [partial(at_rest.truncate, file=file, cut=cut) for cut in ("half", "len-1")]
+    cuts = [partial(at_rest.truncate_all, file=file, cut=cut) for cut in ("half", "len-1")]
     made = damaged(subject, cuts)
     legal = subject.legal(subject.golden())
-    resumed = outcomes(subject, [case for _, case in made], {Outcome.LOST_STEP})
+    fine = {Outcome.NEW, Outcome.LOST_STEP}  # what is cut may not be needed
+    resumed = outcomes(subject, [case for _, case in made], fine)
     for (damage, _), (_, result) in zip(made, resumed, strict=True):
         subject.judge(
             result,
             legal,
-            {Outcome.LOST_STEP},
+            fine,
             f"{damage.fault} of {file}: the whole step {OLDER} is not served",
             newest=NEWEST,
             acknowledged=(OLDER, NEWEST),
@@ -450,7 +451,7 @@ def _serves_the_third(subject: Subject) -> None:
     subject.materialize(golden)
     files = [largest_of(golden, step) for step in (NEWEST, LATER)]
     for file in files:
-        at_rest.truncate(subject.root, file, "half")
+        at_rest.truncate_all(subject.root, file, "half")
     subject.judge(
         subject.resume(),
         {OLDER: subject.loaded(subject.golden(), OLDER)},
@@ -492,7 +493,8 @@ def test_a_refused_load_leaves_the_job_as_it_was(subject: Subject) -> None:
     for at, (name, cut) in enumerate(tried):
         folder = subject.scratch / str(at)
         trees.materialize(golden.snapshot(NEWEST), folder)
-        for file in sorted({name, *parts[name]} & set(payload.names(folder))):
+        hurt = {name, *parts[name]} & set(payload.names(folder))
+        for file in sorted(hurt.union(*(at_rest.copies_of(folder, file) for file in hurt))):
             spoil(golden, folder, file, cut=cut, rng=subject.rng)
         ops += [Materialize(tree=str(folder)), Fresh(), Train(n=1)]
         ops += [ReadLeaves(), Load(go_on=True), ReadLeaves()]

@@ -613,7 +613,7 @@ def _require_no_slot_for_what_is_cut(subject: Subject) -> None:
         return
     cut = [damage.largest_of(golden, step) for step in (4, 6)]
     for file in cut:
-        at_rest.truncate(subject.root, file, "half")
+        at_rest.truncate_all(subject.root, file, "half")
     result = rotating(subject, 10, (10,), keeping(subject, 2), then=[Close()])
     if not result.went_well:
         raise trouble(subject, result)
