@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import pickle
 import pickletools
+import re
 import struct
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.contract import trees
 
@@ -137,6 +139,79 @@ def numbers(root: Path, keys: Collection[str], files: Iterable[str]) -> list[Pla
             for key, offset in _numbers(data[start:], keys):
                 found.append(Place(file, start + offset, 1, f"number/{key or start}"))
     return found
+
+
+def steps_beside(
+    root: Path, steps: tuple[int, int], places: Sequence[Place], earlier: Sequence[Place]
+) -> list[Place]:
+    """Find a step's own number before and behind its payload: the lowest byte of it.
+
+    That is where a format of one's own has a header or a trailer, as 4 bytes of an integer of
+    either order, or as text behind the word step. `steps` are an older one and the step; `places`
+    are of the step's payload, `earlier` of the older one's, maybe in the same file. First come
+    those that stand as the older step's number stands to its payload.
+    """
+    old = [Region(file, *_span(own)) for file, own in by_file(earlier).items()]
+    found: list[tuple[bool, Place]] = []
+    for file, own in by_file(places).items():
+        new = Region(file, *_span(own))
+        for place, distance, is_behind in _numbers_around(root, steps[1], new, old):
+            is_alike = any(_stands_at(root, steps[0], one, distance, is_behind) for one in old)
+            found.append((not is_alike, place))
+    return [place for _, place in sorted(found, key=itemgetter(0))]
+
+
+class Region(NamedTuple):
+    """Where the payload of a step lies in a file: from the first byte to behind the last."""
+
+    file: str
+    begin: int
+    end: int
+
+
+def _numbers_around(
+    root: Path, step: int, new: Region, old: Sequence[Region]
+) -> Iterator[tuple[Place, int, bool]]:
+    """Yield numbers before and behind a payload, how far from it, and whether behind it."""
+    data = (root / new.file).read_bytes()
+    before = [one.end for one in old if one.file == new.file and one.end <= new.begin]
+    windows = ((max(before, default=0), new.begin), (new.end, len(data)))
+    for is_behind, window in enumerate(windows):
+        for match in _number(step).finditer(data, *window):
+            place = Place(new.file, _lowest(match), 1, "number/step")
+            yield place, match.start() - (new.end if is_behind else new.begin), bool(is_behind)
+
+
+def _stands_at(root: Path, step: int, old: Region, distance: int, is_behind: bool) -> bool:  # noqa: FBT001
+    """Return whether a step's number stands so far from its payload."""
+    at = (old.end if is_behind else old.begin) + distance
+    return at >= 0 and bool(_number(step).match((root / old.file).read_bytes(), at))
+
+
+def _number(step: int) -> re.Pattern[bytes]:
+    """Return what a step's number looks like in a file."""
+    words = (step.to_bytes(4, "little"), step.to_bytes(4, "big"))
+    binary = b"|".join(re.escape(word) for word in words)
+    return re.compile(rb"%b|[Ss]tep\W{0,6}0*%d(?!\d)" % (binary, step))
+
+
+def _span(places: Iterable[Place]) -> tuple[int, int]:
+    """Return where the first of some places begins, and the last one ends."""
+    pairs = [(place.offset, place.offset + place.length) for place in places]
+    return min(begin for begin, _ in pairs), max(end for _, end in pairs)
+
+
+def by_file(places: Iterable[Place]) -> dict[str, list[Place]]:
+    """Group places by their file."""
+    groups: dict[str, list[Place]] = {}
+    for place in places:
+        groups.setdefault(place.file, []).append(place)
+    return groups
+
+
+def _lowest(match: re.Match[bytes]) -> int:
+    """Return where the lowest byte of a number stands: the first one of a little-endian integer."""
+    return match.start() if match[0].endswith(b"\0") else match.end() - 1
 
 
 def _pickles(data: bytes) -> Iterator[int]:

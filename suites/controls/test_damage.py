@@ -110,7 +110,8 @@ def test_damaged_payload_is_never_served(subject: Subject) -> None:
     Why: torch writes CRCs and never verifies them, safetensors has none; one flipped bit resumed a
     run silently from weights that nobody saved (O01, O02).
     How: flip one bit in tensors of each component in turn; flip several, zero a block, swap halves
-    and swap two tensors where any bits are legal; change numbers in pickles by one; resume.
+    and swap two tensors where any bits are legal; change numbers in pickles by one, and the
+    step's own before and behind the payload; resume.
     """
     never_served(subject, of_payload(subject))
 
@@ -126,6 +127,7 @@ def of_payload(subject: Subject) -> list[Fault]:
     any_bits = [place for place in in_turn if place.component != GENERATORS]
     faults += of_any_bits(subject, any_bits, rng)
     changed = numbers_of(subject)[: None if full else 4]
+    changed += step_numbers_of(subject)[: None if full else 4]
     return faults + [partial(at_rest.change_number, place=place) for place in changed]
 
 
@@ -166,6 +168,17 @@ def of_any_bits(subject: Subject, places: Sequence[Place], rng: random.Random) -
 def are_alike(a: Place, b: Place) -> bool:
     """Whether two tensors of one file are of one component and size."""
     return (a.file, a.length, a.component) == (b.file, b.length, b.component)
+
+
+def step_numbers_of(subject: Subject) -> list[Place]:
+    """Find the newest step's own number before and behind its payload: in headers and trailers."""
+    golden = subject.golden()
+    folder = golden.snapshot(NEWEST)
+    old, new = (golden.payload_samples.get(step, []) for step in (OLDER, NEWEST))
+    shared = {sample.bytes for sample in old} & {sample.bytes for sample in new}
+    own = payload.find(folder, [sample for sample in new if sample.bytes not in shared])
+    earlier = payload.find(folder, [sample for sample in old if sample.bytes not in shared])
+    return payload.steps_beside(folder, (OLDER, NEWEST), own, earlier)
 
 
 def numbers_of(subject: Subject) -> list[Place]:

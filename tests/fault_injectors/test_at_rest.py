@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import stat
+import struct
 from typing import TYPE_CHECKING
 
 import pytest
@@ -186,3 +187,34 @@ def test_all_of_a_step_can_be_put_under_another_name(root: Path, tmp_path: Path)
     assert (damage.file, damage.before) == ("other", at_rest.ABSENT)
     with pytest.raises(Unknown, match="did not fire"):
         at_rest.copy_over(root, {"deep": "other"}, older)
+
+
+@pytest.mark.parametrize("order", ["<Q", ">I"])
+def test_a_step_is_found_in_the_header_before_its_payload(order: str, tmp_path: Path) -> None:
+    """What stands as the older step's number does comes before what is there by chance."""
+    for step in (2, 4):
+        by_chance = struct.pack("<I", 4)
+        body = by_chance + struct.pack(order, step) + b"head" + WEIGHT
+        (tmp_path / f"step-{step}").write_bytes(body)
+    older, newer = (
+        [Place(f"step-{step}", 4 + struct.calcsize(order) + 4, 128, "w")] for step in (2, 4)
+    )
+    first, *rest = payload.steps_beside(tmp_path, (2, 4), newer, older)
+    lowest = 4 if order == "<Q" else 7
+    assert (first.file, first.offset, first.length) == ("step-4", lowest, 1)
+    assert [place.offset for place in rest] == [0]
+
+
+def test_a_step_is_found_in_text_behind_its_payload(tmp_path: Path) -> None:
+    for step in (2, 4):
+        (tmp_path / f"step-{step}").write_bytes(WEIGHT + b'{"step": %d}' % step)
+    older, newer = ([Place(f"step-{step}", 0, 128, "w")] for step in (2, 4))
+    (place,) = payload.steps_beside(tmp_path, (2, 4), newer, older)
+    assert place.offset == 128 + len('{"step": ')
+
+
+def test_copies_are_files_of_the_same_bytes(root: Path) -> None:
+    shutil.copy(root / "other.bin", root / "deep" / "copy.bin")
+    assert at_rest.copies_of(root, "other.bin") == ["deep/copy.bin"]
+    at_rest.truncate_all(root, "other.bin")
+    assert (root / "deep" / "copy.bin").stat().st_size == len(WEIGHT) // 2

@@ -70,6 +70,12 @@ PATIENT: dict[str, set[str]] = {
     "hinting": set(),
     "hint_is_needed": {"CKC-IOER-001"},
 }
+HEADED: dict[str, set[str]] = {
+    "covered": set(),
+    "uncovered": {"CKC-CORR-001"},
+    "log_covered": set(),
+    "log_uncovered": {"CKC-CORR-001"},
+}
 ADAPTERS = (
     *(f"databases:{name}" for name in DATABASES),
     *(f"native:{name}" for name in ("in_place", "renamed")),
@@ -95,6 +101,7 @@ ADAPTERS = (
     *(f"sharded:{name}" for name in SHARDED),
     *(f"staged:{name}" for name in STAGED),
     *(f"patient:{name}" for name in (*PATIENT, "drawn")),
+    *(f"headed:{name}" for name in HEADED),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     "by_times:make",
     "drawing:make",
@@ -402,6 +409,12 @@ def test_who_outlives_an_error_of_the_disk_is_judged_by_what_it_costs(
     """Another try from a new file costs nothing, nor does a hint; a second sync alone does."""
     found = verdicts(f"patient:{name}", strangers, "CKC-IOER-001", "CKC-IOER-002")
     assert others(found).keys() == PATIENT[name]
+
+
+@pytest.mark.parametrize("name", HEADED)
+def test_a_header_that_no_digest_covers_is_damaged_too(name: str, strangers: Server) -> None:
+    found = verdicts(f"headed:{name}", strangers, *ids("CKC-CORR"))
+    assert others(found).keys() == HEADED[name]
 
 
 def test_a_part_of_a_name_that_is_drawn_costs_nothing(strangers: Server) -> None:
