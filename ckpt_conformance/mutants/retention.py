@@ -110,6 +110,26 @@ class OneTooMany(CheckpointManager):
 
 
 @mutant(
+    "C14-again",
+    url="huggingface/diffusers#2466",
+    change="a step that is saved again counts twice: its rotation deletes one more than it should",
+    violates={"CKC-RETN-002"},
+)
+class CountsASaveOverTwice(CheckpointManager):
+    """Counts saves, not steps."""
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Save; one less is to be kept beside a step that was there."""
+        keep, was_there = self.keep_last, step in self.steps()
+        if was_there and keep > 1:
+            self.keep_last = keep - 1
+        try:
+            return super().save(step, **parts)
+        finally:
+            self.keep_last = keep
+
+
+@mutant(
     "C08-one",
     url="huggingface/diffusers#2466",
     change="a limit of one is taken for none: nothing is ever deleted",

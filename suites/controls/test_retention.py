@@ -25,6 +25,8 @@ from ckpt_conformance.harness.messages import (
     ExitKind,
     Options,
     RunResult,
+    Save,
+    SaveResult,
     Steps,
     StepsResult,
     whole,
@@ -296,7 +298,8 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     How: save twelve steps in one child, close, ask, load each that stays by its number. A manager
     that saves in the background may keep one more until its next save. Where they are the right
     ones, look at how many names there are after 6, 12 and 18 saves: what grows with every deletion
-    is left of it. Then as few as the adapter allows (`min_keep`): a limit of one is a limit.
+    is left of it. Then as few as the adapter allows (`min_keep`): a limit of one is a limit. Then
+    save the newest step once more, where a manager does that: no other step goes for it.
     """
     keep = at_most(subject, max(3, fewest(subject)))
     saved = rotating(subject, 13, tuple(range(1, 13)), keep, watch=True)
@@ -317,6 +320,8 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
         raise Violation("rotation leaves parts of what it deleted", evidence=evidence)
     if fewest(subject) < keep:
         _require_fewest(subject)
+    if subject.info.shape == "manager":
+        _require_no_loss_by_a_save_over(subject, keep)
 
 
 def _require_fewest(subject: Subject) -> None:
@@ -328,6 +333,20 @@ def _require_fewest(subject: Subject) -> None:
     if not smoke.are_newest(saved, steps, range(1, keep + 3), keep):
         message = f"rotation does not leave the newest {keep} of {keep + 2}"
         raise Violation(message, evidence={"steps": steps})
+
+
+def _require_no_loss_by_a_save_over(subject: Subject, keep: int) -> None:
+    """Raise Violation if a step goes that is one of those to keep, when one is saved anew."""
+    fresh(subject)
+    saves = tuple(range(1, keep + 1))
+    again: list[AnyOp] = [Save(step=keep, go_on=True), *ASK]
+    saved = rotating(subject, keep, saves, keep, then=again)
+    if any(result.error for result in saved.all_of(SaveResult)):
+        return  # it refuses to, as it may
+    steps = left(subject, saved)
+    if not set(saves) <= set(steps):
+        message = f"a save over step {keep}, one of the {keep} to keep, costs another one"
+        raise Violation(message, evidence={"saved": [*saves, keep], "steps": steps})
 
 
 def _require_load(subject: Subject, saved: ProcessResult, steps: Sequence[int]) -> None:
