@@ -278,18 +278,40 @@ def add(root: Path, file: str, data: bytes = b"not yours\n") -> Damage:
 
 
 def json_files(root: Path, files: list[str] | None = None) -> list[str]:
-    """Name the files that hold a JSON object or list."""
-    return [name for name in files or payload.names(root) if _parse(root / name) is not None]
+    """Name the files that begin with a JSON object or list; more may stand behind it."""
+    return [name for name in files or payload.names(root) if _is_json(root / name)]
 
 
-def _parse(path: Path) -> Any:  # noqa: ANN401  JSON
+def _is_json(path: Path) -> bool:
     data = path.read_bytes()
-    if data[:1] not in (b"{", b"["):
-        return None
     try:
-        return json.loads(data)
+        return data[:1] in (b"{", b"[") and bool(Json.read(data))
     except ValueError:
-        return None
+        return False
+
+
+@dataclass(frozen=True)
+class Json:
+    """A JSON object or list at the begin of a file: its bytes, and what stands behind them."""
+
+    tree: Any
+    own: bytes
+    behind: bytes
+
+    @classmethod
+    def read(cls, data: bytes) -> Json:
+        """Read it; raises ValueError where the file begins with no JSON."""
+        text = data.decode("utf-8", "surrogateescape")
+        tree, end = json.JSONDecoder().raw_decode(text)
+        own = text[:end].encode("utf-8", "surrogateescape")
+        return cls(tree, own, data[len(own) :])
+
+    def with_tree(self, tree: Any) -> bytes:  # noqa: ANN401
+        """Return other content with the separators and indentation of this."""
+        separators = (",", ":") if b": " not in self.own else None
+        ascii_only, indent = self.own.isascii(), _indent(self.own)
+        text = json.dumps(tree, separators=separators, ensure_ascii=ascii_only, indent=indent)
+        return text.encode("utf-8", "surrogateescape") + self.behind
 
 
 def _fields(tree: Any, kind: type) -> list[tuple[Any, Any]]:  # noqa: ANN401  JSON
@@ -312,9 +334,8 @@ def edit_json(
     A field whose key contains `key_like` is chosen where there is one: `step`, for example.
     """
     path = root / file
-    before, data = digest(path), path.read_bytes()
-    tree = json.loads(data)
-    fields = _fields(tree, int if what == "number" else str)
+    before, found = digest(path), Json.read(path.read_bytes())
+    fields = _fields(found.tree, int if what == "number" else str)
     if not fields:
         message = f"the fault edited-metadata did not fire: {file} holds no {what}"
         raise Unknown(message)
@@ -322,32 +343,24 @@ def edit_json(
     container, key = rng.choice(alike or fields)
     old = container[key]
     container[key] = old + 1 if what == "number" else f"{old}x"
-    rewrite(path, _as_before(tree, data))
+    rewrite(path, found.with_tree(found.tree))
     detail = f"{key}: {old!r} became {container[key]!r}"
     return prove("edited-metadata", root, file, before, detail=detail)
 
 
 def keys_of(path: Path) -> list[str]:
     """List the outermost keys of a JSON file; none where it holds no object."""
-    tree = json.loads(path.read_bytes())
+    tree = Json.read(path.read_bytes()).tree
     return sorted(tree) if isinstance(tree, dict) else []
 
 
 def rename_key(root: Path, file: str, key: str) -> Damage:
     """Rename an outermost key of a JSON file: what looks for it finds none."""
     path = root / file
-    before, data = digest(path), path.read_bytes()
-    tree = {f"{name}x" if name == key else name: one for name, one in json.loads(data).items()}
-    rewrite(path, _as_before(tree, data))
+    before, found = digest(path), Json.read(path.read_bytes())
+    tree = {f"{name}x" if name == key else name: one for name, one in found.tree.items()}
+    rewrite(path, found.with_tree(tree))
     return prove("renamed-key", root, file, before, detail=f"{key} became {key}x")
-
-
-def _as_before(tree: Any, data: bytes) -> bytes:  # noqa: ANN401  what JSON holds
-    """Return JSON with the separators, indentation and last line of what it was."""
-    separators = (",", ":") if b": " not in data else None
-    ascii_only = data.isascii()
-    text = json.dumps(tree, separators=separators, ensure_ascii=ascii_only, indent=_indent(data))
-    return text.encode() + (b"\n" if data.endswith(b"\n") else b"")
 
 
 def _indent(data: bytes) -> int | None:

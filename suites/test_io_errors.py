@@ -373,8 +373,8 @@ def test_a_failed_read_is_no_empty_directory(subject: Subject) -> None:
 
 
 NATIVE_READER = (
-    "no read at an entry point of Python was seen: its reader is native; the other check of this "
-    "promise lets its system calls fail"
+    "no read at an entry point of Python was seen: it reads by os.read, or natively; the other "
+    "check of this promise lets its system calls fail"
 )
 
 

@@ -366,7 +366,7 @@ def _reads(subject: Subject, rank: int) -> Sequence[int]:
     """Return the numbers of a rank's reads of an undamaged load to hit: the first and the last."""
     counts = subject.once(READS, lambda: _count_reads(subject))
     if not any(counts):
-        raise Unknown("no read of the load was seen on any rank: its reader is native")
+        raise Unknown("no read of the load was seen on any rank: it reads by os.read, or natively")
     return sorted({1, counts[rank]}) if counts[rank] else []
 
 
