@@ -151,10 +151,10 @@ def steps_beside(
     are of the step's payload, `earlier` of the older one's, maybe in the same file. First come
     those that stand as the older step's number stands to its payload.
     """
-    old = [Region(file, *_span(own)) for file, own in by_file(earlier).items()]
+    old = [Region(file, *span(own)) for file, own in by_file(earlier).items()]
     found: list[tuple[bool, Place]] = []
     for file, own in by_file(places).items():
-        new = Region(file, *_span(own))
+        new = Region(file, *span(own))
         for place, distance, is_behind in _numbers_around(root, steps[1], new, old):
             is_alike = any(_stands_at(root, steps[0], one, distance, is_behind) for one in old)
             found.append((not is_alike, place))
@@ -195,7 +195,7 @@ def _number(step: int) -> re.Pattern[bytes]:
     return re.compile(rb"%b|[Ss]tep\W{0,6}0*%d(?!\d)" % (binary, step))
 
 
-def _span(places: Iterable[Place]) -> tuple[int, int]:
+def span(places: Iterable[Place]) -> tuple[int, int]:
     """Return where the first of some places begins, and the last one ends."""
     pairs = [(place.offset, place.offset + place.length) for place in places]
     return min(begin for begin, _ in pairs), max(end for _, end in pairs)

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
 OLDER, NEWEST, LATER = 2, 4, 6
-BLOCKED = 6.0  # seconds after which a load of a FIFO is taken to wait for ever
+BLOCKED = 2.0  # seconds after which a load of a FIFO is left to CKC-SECU-006
 GENERATORS = "rng"  # the component whose tensors do not take any bits
 SEVERAL = 9  # bits
+NO_OLDER = f"step {OLDER} has no file of its own that the save of step {NEWEST} leaves as it is"
 MISSED: Slot[list[str]] = Slot("files whose absence lets a load fall back")
 
 
@@ -172,13 +173,20 @@ def are_alike(a: Place, b: Place) -> bool:
 
 def step_numbers_of(subject: Subject) -> list[Place]:
     """Find the newest step's own number before and behind its payload: in headers and trailers."""
+    own, earlier = own_places(subject)
+    folder = subject.golden().snapshot(NEWEST)
+    return payload.steps_beside(folder, (OLDER, NEWEST), own, earlier)
+
+
+def own_places(subject: Subject) -> tuple[list[Place], list[Place]]:
+    """Find the payload of the newest step that the older one has not, and the reverse."""
     golden = subject.golden()
     folder = golden.snapshot(NEWEST)
     old, new = (golden.payload_samples.get(step, []) for step in (OLDER, NEWEST))
     shared = {sample.bytes for sample in old} & {sample.bytes for sample in new}
     own = payload.find(folder, [sample for sample in new if sample.bytes not in shared])
     earlier = payload.find(folder, [sample for sample in old if sample.bytes not in shared])
-    return payload.steps_beside(folder, (OLDER, NEWEST), own, earlier)
+    return own, earlier
 
 
 def numbers_of(subject: Subject) -> list[Place]:
@@ -349,9 +357,11 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
     step 2, or step 4 whole. Then cut one of step 4 and one of step 6; resume, expect step 2.
     """
     if not older_stays(subject.golden()):
-        raise NotApplicable("only the newest step is on disk")
+        raise NotApplicable(NO_OLDER)
     file = max(payload_of(subject), key=lambda place: place.length).file
-    cuts = [partial(at_rest.truncate_all, file=file, cut=cut) for cut in ("half", "len-1")]
+    cuts: list[Fault] = [
+        partial(at_rest.truncate_all, file=file, cut=cut) for cut in ("half", "len-1")
+    ]
     made = damaged(subject, cuts)
     legal = subject.legal(subject.golden())
     fine = {Outcome.NEW, Outcome.LOST_STEP}  # what is cut may not be needed
@@ -361,7 +371,7 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
             result,
             legal,
             fine,
-            f"{damage.fault} of {file}: the whole step {OLDER} is not served",
+            f"{damage.fault} of {damage.file}: the whole step {OLDER} is not served",
             newest=NEWEST,
             acknowledged=(OLDER, NEWEST),
             damage=damage.to_json(),
@@ -382,7 +392,7 @@ def test_what_is_no_file_does_not_hide_an_older_step(subject: Subject) -> None:
     may reach the caller: it might not last (CKC-IOER-005).
     """
     if not older_stays(subject.golden()):
-        raise NotApplicable("only the newest step is on disk")
+        raise NotApplicable(NO_OLDER)
     files = those_fallen_back_from(subject)
     if not files:
         raise NotApplicable(f"no file of step {NEWEST} is missed, and step {OLDER} served instead")
@@ -405,7 +415,7 @@ def test_metadata_that_lacks_a_key_does_not_hide_an_older_step(subject: Subject)
     asked by CKC-CORR-004.
     """
     if not older_stays(subject.golden()):
-        raise NotApplicable("only the newest step is on disk")
+        raise NotApplicable(NO_OLDER)
     folder = subject.golden().snapshot(NEWEST)
     files = at_rest.json_files(folder, sorted(those_fallen_back_from(subject)))
     pairs = [(file, key) for file in files for key in at_rest.keys_of(folder / file)]
