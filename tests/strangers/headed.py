@@ -5,6 +5,7 @@ The digest covers the header, or what follows it alone: then a bit of the step's
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 from dataclasses import dataclass
@@ -61,6 +62,42 @@ class Headed(StepFiles):
                 continue
             unpack(job, content)
             return found
+        if self.steps():
+            raise DamagedError("no file is whole")
+        raise FileNotFoundError(f"no step is in {self.root}")
+
+
+@dataclass
+class Twins(Headed):
+    """Two files for each step, each whole; a load takes the first that is what was saved."""
+
+    def places(self, step: int) -> list[Path]:
+        return [self.root / name / self.path(step).name for name in ("first", "second")]
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        content = self.record(step, packed(job))
+        for path in self.places(step):
+            path.parent.mkdir(exist_ok=True)
+            type(self)(path.parent).publish(step, content)
+        sync(self.root)
+
+    def content(self, path: Path, wanted: int) -> bytes:
+        """Return what a file of a step holds; a link, or another step, is damage."""
+        step, content = self.read(b"" if path.is_symlink() else path.read_bytes())
+        if step != wanted:
+            raise DamagedError(f"{path.name} holds step {step}")
+        return content
+
+    def steps(self) -> list[int]:
+        folders = [place.parent for place in self.places(0)]
+        return sorted({step for folder in folders for step in StepFiles(folder).steps()})
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        for wanted in [self.wanted(step)] if step is not None else reversed(self.steps()):
+            for path in self.places(wanted):
+                with contextlib.suppress(DamagedError, OSError):
+                    unpack(job, self.content(path, wanted))
+                    return wanted
         if self.steps():
             raise DamagedError("no file is whole")
         raise FileNotFoundError(f"no step is in {self.root}")
@@ -126,6 +163,7 @@ def adapter(name: str, make: Callable[[Path], Manager]) -> Adapter:
 
 
 covered = adapter("covered", Headed)
+twins = adapter("twins", Twins)
 uncovered = adapter("uncovered", lambda root: Headed(root, covers=False))
 log_covered = adapter("log-covered", Log)
 log_uncovered = adapter("log-uncovered", lambda root: Log(root, covers=False))

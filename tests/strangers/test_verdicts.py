@@ -101,7 +101,7 @@ ADAPTERS = (
     *(f"sharded:{name}" for name in SHARDED),
     *(f"staged:{name}" for name in STAGED),
     *(f"patient:{name}" for name in (*PATIENT, "drawn")),
-    *(f"headed:{name}" for name in HEADED),
+    *(f"headed:{name}" for name in (*HEADED, "twins")),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     "by_times:make",
     "drawing:make",
@@ -415,6 +415,15 @@ def test_who_outlives_an_error_of_the_disk_is_judged_by_what_it_costs(
 def test_a_header_that_no_digest_covers_is_damaged_too(name: str, strangers: Server) -> None:
     found = verdicts(f"headed:{name}", strangers, *ids("CKC-CORR"))
     assert others(found).keys() == HEADED[name]
+
+
+def test_of_a_step_that_is_there_twice_both_are_hit(strangers: Server) -> None:
+    """Damage to one of two copies costs nothing, and so says nothing."""
+    names = (*ids("CKC-CORR"), "CKC-SECU-003")
+    found = verdicts("headed:twins", strangers, *names)
+    assert others(found) == {}
+    assert Verdict.PASS in {one.verdict for one in found["CKC-CORR-006"]}
+    assert {one.verdict for one in found["CKC-CORR-007"]} == {Verdict.PASS}
 
 
 def test_a_part_of_a_name_that_is_drawn_costs_nothing(strangers: Server) -> None:
