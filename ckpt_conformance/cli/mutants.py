@@ -77,7 +77,7 @@ Whole = Annotated[
     typer.Option(
         "--whole",
         help="Run checks that enter nothing of a change, too; with --generated, each check on "
-        "every base that runs what is changed.",
+        "all bases at once, not on one and then on the others.",
     ),
 ]
 

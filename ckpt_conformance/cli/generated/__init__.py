@@ -71,7 +71,7 @@ class Request:
     sample: int | None = None
     seed: int = 0
     ranks: bool = False  # by jobs of several ranks; by default those of their modules alone
-    whole: bool = False  # ask each check on every base that runs what is changed
+    whole: bool = False  # ask each check on all bases at once
 
     def to_plain(self) -> dict[str, Any]:
         """Turn it into what a file of results says of it."""

@@ -8,6 +8,7 @@ it was recorded which statements each check runs.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -103,16 +104,19 @@ class Reach:
                 for place in lines_of(found.entered):
                     self._pairs.setdefault(place, []).append(pair)
 
-    def of(self, mutant: Mutant, *, whole: bool = False) -> list[Pair]:
+    def of(self, mutant: Mutant, *, whole: bool = False) -> list[list[Pair]]:
         """Return what runs the statement of a mutant; the trainer is asked about itself only.
 
-        A check that runs it on several bases is asked on the first of them, unless on the `whole`.
+        A check that runs it on several bases is asked on the first of them, and on the others when
+        all were asked so, for a branch may be entered on one base and matter on another; on the
+        `whole` at once.
         """
         pairs = self._pairs.get((mutant.function, mutant.line), [])
         is_of_trainer = mutant.module == OF_TRAINER
         asked = [pair for pair in pairs if is_of_trainer or pair.base != TRAINER]
         first = {pair.check: pair for pair in reversed(asked)}
-        return asked if whole else list(first.values())
+        others = [pair for pair in asked if pair is not first[pair.check]]
+        return [asked] if whole else [list(first.values()), others]
 
 
 def _pair(item: CheckItem, found: Recorded, base: str) -> Pair:
@@ -129,7 +133,7 @@ class Search:
     reach: Reach
     keep: Callable[[Judged], None]
     cpu: Callable[[], float]  # core-seconds so far; raises ServerError where the server has ended
-    whole: bool = False  # ask on every base
+    whole: bool = False  # ask on all bases at once
     hints: Mapping[str, str] = field(default_factory=dict[str, str])  # mutant -> check
     order: Order = field(default_factory=Order)
 
@@ -143,8 +147,8 @@ class Search:
 
     def _judge(self, mutant: Mutant) -> Generator[Trial, CheckOutcome, Judged]:
         tried, unknown = 0, list[str]()
-        pairs = self.reach.of(mutant, whole=self.whole)
-        for level in LEVELS:
+        groups = self.reach.of(mutant, whole=self.whole)
+        for level, pairs in itertools.product(LEVELS, groups):
             waiting = {pair for pair in pairs if pair.level == level}
             while waiting:
                 hint = self.hints.get(mutant.name, "")
