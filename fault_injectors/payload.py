@@ -17,7 +17,6 @@ import re
 import struct
 from dataclasses import dataclass
 from itertools import zip_longest
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.contract import trees
@@ -142,23 +141,25 @@ def numbers(root: Path, keys: Collection[str], files: Iterable[str]) -> list[Pla
 
 
 def steps_beside(
-    root: Path, steps: tuple[int, int], places: Sequence[Place], earlier: Sequence[Place]
+    old: Path, new: Path, steps: tuple[int, int], earlier: Iterable[Place], places: Iterable[Place]
 ) -> list[Place]:
     """Find a step's own number before and behind its payload: the lowest byte of it.
 
     That is where a format of one's own has a header or a trailer, as 4 bytes of an integer of
-    either order, or as text behind the word step. `steps` are an older one and the step; `places`
-    are of the step's payload, `earlier` of the older one's, maybe in the same file. First come
-    those that stand as the older step's number stands to its payload.
+    either order, or as text behind the word step. What counts stands as the number of an older step
+    stands to its payload. `old` and `new` are the directory after each of the two `steps`, and
+    their payload in it is `earlier` and `places`.
     """
-    old = [Region(file, *span(own)) for file, own in by_file(earlier).items()]
-    found: list[tuple[bool, Place]] = []
+    before = [Region(file, *span(own)) for file, own in by_file(earlier).items()]
+    found: list[Place] = []
     for file, own in by_file(places).items():
-        new = Region(file, *span(own))
-        for place, distance, is_behind in _numbers_around(root, steps[1], new, old):
-            is_alike = any(_stands_at(root, steps[0], one, distance, is_behind) for one in old)
-            found.append((not is_alike, place))
-    return [place for _, place in sorted(found, key=itemgetter(0))]
+        numbers = _numbers_around(new, steps[1], Region(file, *span(own)), before)
+        found += [
+            number.place
+            for number in numbers
+            if any(_stands_at(old, steps[0], one, number) for one in before)
+        ]
+    return found
 
 
 class Region(NamedTuple):
@@ -169,22 +170,29 @@ class Region(NamedTuple):
     end: int
 
 
-def _numbers_around(
-    root: Path, step: int, new: Region, old: Sequence[Region]
-) -> Iterator[tuple[Place, int, bool]]:
-    """Yield numbers before and behind a payload, how far from it, and whether behind it."""
+class Number(NamedTuple):
+    """Where a number stands, and how far from the payload's begin, or from its end if behind it."""
+
+    place: Place
+    distance: int
+    is_behind: bool
+
+
+def _numbers_around(root: Path, step: int, new: Region, old: Sequence[Region]) -> Iterator[Number]:
+    """Yield the numbers before and behind a payload; before it another one may end."""
     data = (root / new.file).read_bytes()
     before = [one.end for one in old if one.file == new.file and one.end <= new.begin]
-    windows = ((max(before, default=0), new.begin), (new.end, len(data)))
-    for is_behind, window in enumerate(windows):
-        for match in _number(step).finditer(data, *window):
-            place = Place(new.file, _lowest(match), 1, "number/step")
-            yield place, match.start() - (new.end if is_behind else new.begin), bool(is_behind)
+    for match in _number(step).finditer(data, max(before, default=0), new.begin):
+        place = Place(new.file, _lowest(match), 1, "number/step")
+        yield Number(place, match.start() - new.begin, is_behind=False)
+    for match in _number(step).finditer(data, new.end):
+        place = Place(new.file, _lowest(match), 1, "number/step")
+        yield Number(place, match.start() - new.end, is_behind=True)
 
 
-def _stands_at(root: Path, step: int, old: Region, distance: int, is_behind: bool) -> bool:  # noqa: FBT001
-    """Return whether a step's number stands so far from its payload."""
-    at = (old.end if is_behind else old.begin) + distance
+def _stands_at(root: Path, step: int, old: Region, like: Number) -> bool:
+    """Return whether a step's number stands to its payload as another one does."""
+    at = (old.end if like.is_behind else old.begin) + like.distance
     return at >= 0 and bool(_number(step).match((root / old.file).read_bytes(), at))
 
 

@@ -146,9 +146,10 @@ def load_catalogue(version: int | None = None) -> Catalogue:
     if version is not None and not 1 <= version <= newest:
         msg = f"catalogue {version} does not exist; versions 1 to {newest} do"
         raise CatalogueError(msg)
-    every = [_invariant(name, entry) for name, entry in raw["invariant"].items()]
-    chosen = {entry.id: entry for entry in every if entry.since <= (version or newest)}
-    origins = {name: _origin(name, entry, chosen) for name, entry in raw["origin"].items()}
+    every = {name: _invariant(name, entry) for name, entry in raw["invariant"].items()}
+    chosen = {name: one for name, one in every.items() if one.since <= (version or newest)}
+    known = {name: _origin(name, entry, every) for name, entry in raw["origin"].items()}
+    origins = {name: origin for name, origin in known.items() if origin.told_by in chosen}
     return Catalogue(version or newest, chosen, origins)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -143,7 +144,9 @@ class WithSparse(Plain):
         super().__init__(without)
         places = torch.randperm(FEATURES * FEATURES)[:5]
         listed = torch.stack((places // FEATURES, places % FEATURES)), torch.rand(5)
-        self.register_buffer("links", torch.sparse_coo_tensor(*listed, (FEATURES, FEATURES)))
+        size = (FEATURES, FEATURES)
+        links = torch.sparse_coo_tensor(*listed, size, check_invariants=False)  # unsaid, it warns
+        self.register_buffer("links", links)
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to [B, 8]."""
@@ -158,7 +161,8 @@ class WithQuantized(Plain):
         """Draw every tensor, and the scale, from the global generator."""
         super().__init__(without)
         scale = float(torch.rand(()) / 16) + 0.01
-        codes = torch.quantize_per_tensor(torch.randn(FEATURES), scale, 3, torch.qint8)
+        with warnings.catch_warnings(action="ignore"):  # a deprecation: such jobs are still about
+            codes = torch.quantize_per_tensor(torch.randn(FEATURES), scale, 3, torch.qint8)
         self.register_buffer("codes", codes)
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:

@@ -173,20 +173,17 @@ def are_alike(a: Place, b: Place) -> bool:
 
 def step_numbers_of(subject: Subject) -> list[Place]:
     """Find the newest step's own number before and behind its payload: in headers and trailers."""
-    own, earlier = own_places(subject)
-    folder = subject.golden().snapshot(NEWEST)
-    return payload.steps_beside(folder, (OLDER, NEWEST), own, earlier)
-
-
-def own_places(subject: Subject) -> tuple[list[Place], list[Place]]:
-    """Find the payload of the newest step that the older one has not, and the reverse."""
     golden = subject.golden()
-    folder = golden.snapshot(NEWEST)
     old, new = (golden.payload_samples.get(step, []) for step in (OLDER, NEWEST))
     shared = {sample.bytes for sample in old} & {sample.bytes for sample in new}
-    own = payload.find(folder, [sample for sample in new if sample.bytes not in shared])
-    earlier = payload.find(folder, [sample for sample in old if sample.bytes not in shared])
-    return own, earlier
+    older, newer = (golden.snapshot(step) for step in (OLDER, NEWEST))
+    return payload.steps_beside(
+        older,
+        newer,
+        (OLDER, NEWEST),
+        payload.find(older, [sample for sample in old if sample.bytes not in shared]),
+        payload.find(newer, [sample for sample in new if sample.bytes not in shared]),
+    )
 
 
 def numbers_of(subject: Subject) -> list[Place]:

@@ -191,26 +191,30 @@ def test_all_of_a_step_can_be_put_under_another_name(root: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("order", ["<Q", ">I"])
 def test_a_step_is_found_in_the_header_before_its_payload(order: str, tmp_path: Path) -> None:
-    """What stands as the older step's number does comes before what is there by chance."""
+    """What stands as the older step's number does, and not what is there by chance."""
+    begin = 4 + struct.calcsize(order) + 4
+    places: list[Place] = []
     for step in (2, 4):
         by_chance = struct.pack("<I", 4)
         body = by_chance + struct.pack(order, step) + b"head" + WEIGHT
         (tmp_path / f"step-{step}").write_bytes(body)
-    older, newer = (
-        [Place(f"step-{step}", 4 + struct.calcsize(order) + 4, 128, "w")] for step in (2, 4)
-    )
-    first, *rest = payload.steps_beside(tmp_path, (2, 4), newer, older)
+        places.append(Place(f"step-{step}", begin, 128, "w"))
+    older, newer = places
+    (found,) = payload.steps_beside(tmp_path, tmp_path, (2, 4), [older], [newer])
     lowest = 4 if order == "<Q" else 7
-    assert (first.file, first.offset, first.length) == ("step-4", lowest, 1)
-    assert [place.offset for place in rest] == [0]
+    assert (found.file, found.offset, found.length) == ("step-4", lowest, 1)
 
 
-def test_a_step_is_found_in_text_behind_its_payload(tmp_path: Path) -> None:
-    for step in (2, 4):
-        (tmp_path / f"step-{step}").write_bytes(WEIGHT + b'{"step": %d}' % step)
-    older, newer = ([Place(f"step-{step}", 0, 128, "w")] for step in (2, 4))
-    (place,) = payload.steps_beside(tmp_path, (2, 4), newer, older)
-    assert place.offset == 128 + len('{"step": ')
+def test_a_step_is_found_in_text_behind_its_payload_in_a_file_that_was_written_over(
+    tmp_path: Path,
+) -> None:
+    trees = {step: tmp_path / str(step) for step in (2, 4)}
+    for step, tree in trees.items():
+        tree.mkdir()
+        (tree / "last").write_bytes(WEIGHT + b'{"step": %d}' % step)
+    place = Place("last", 0, 128, "w")
+    (found,) = payload.steps_beside(trees[2], trees[4], (2, 4), [place], [place])
+    assert found.offset == 128 + len('{"step": ')
 
 
 def test_copies_are_files_of_the_same_bytes(root: Path) -> None:
