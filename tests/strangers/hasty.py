@@ -11,8 +11,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from databases import packed, unpack
-from reused import DamagedError, adapter
+from databases import DamagedError, packed, unpack
+from reused import adapter
 from step_files import StepFiles, sync
 
 if TYPE_CHECKING:
