@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,15 +38,16 @@ from ckpt_conformance.harness.strata import Role, Stratum, of_calls
 from ckpt_conformance.processes import children, hugepages
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.trace import faults
-from ckpt_conformance.trace.faults import READING, SYNCING, WRITING
+from ckpt_conformance.trace.faults import OPENING, READING, SYNCING, WRITING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ckpt_conformance.processes.children import Put
 
 DEADLINE = 20.0  # seconds that one trial may take
 UNIQUE = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")  # the part of a name that no two saves share
+PASSES = 4  # over one file by a load; later ones are taken for the last of them
 MOST = 100_000  # calls of one operation, after which advancing gives up
 
 
@@ -117,10 +119,11 @@ class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
     that is saved; `kinds` what to fail with (see `KINDS`); `trials` are faults to try alone.
     `sample` says how many trials of each kind, none: all; `named` at how many kinds of names every
     call fails, none: at all of them. With a sample each stratum of calls (`harness.strata`) is hit
-    once at least, by up to `strata` more trials; `roles` are those of files. Trees that trials
-    leave go to `keep`, one line per trial to `out`. After every n-th trial that raised, `again`,
-    but for those of strata, the same save is made once more without a fault. What is `done` is not
-    tried again.
+    once at least, by up to `strata` more trials; `roles` are those of files, and `newest` are the
+    files of the newest step: of a load the reads of these are hit. Trees that trials leave go to
+    `keep`, of loads those alone that a load changed, and one line per trial to `out`. After every
+    n-th trial that raised, `again`, but for those of strata, the same save is made once more
+    without a fault. What is `done` is not tried again.
     """
 
     what: str
@@ -136,6 +139,7 @@ class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
     named: int = 0
     strata: int = 0
     roles: dict[str, Role] = msgspec.field(default_factory=dict[str, Role])
+    newest: tuple[str, ...] = ()
     trials: tuple[PlannedTrial, ...] = ()
     again: int = 1
     seed: int = 0
@@ -332,7 +336,7 @@ class Advancer:
                 result = message
             else:
                 result = structs.replace(result, exit_kind=message.exit_kind)
-        if result.exit_kind is ExitKind.ENDED or self.task.what == "load":
+        if result.exit_kind is ExitKind.ENDED:
             return result
         return structs.replace(result, left=self.left())  # by a process that its error ended
 
@@ -395,10 +399,15 @@ class Advancer:
         step = done.arrived.step if done.arrived else None
         leaves = done.states.get(step, {}) if step is not None else {}
         digest = digest_of(messages.whole(leaves), self.task.holds)
-        return structs.replace(result, step=step, state=digest)
+        return structs.replace(result, step=step, state=digest, left=self.left())
 
     def left(self) -> str:
-        """Copy what is left, each content once; names of temporary files are taken as equal."""
+        """Copy what is left, each content once; names of temporary files are taken as equal.
+
+        Of a load that changed nothing nothing is copied: gives an empty name.
+        """
+        if self.task.what == "load" and not self.place.is_touched():
+            return ""
         tree = fingerprint(self.child.root)
         alike = sorted((UNIQUE.sub("#", name), digest) for name, digest in tree.items())
         name = blake2b(repr(alike).encode(), digest_size=8).hexdigest()
@@ -411,7 +420,39 @@ class Advancer:
 def strata_of(log: Sequence[SeenCall], task: Task) -> dict[Stratum, list[SeenCall]]:
     """Group the calls of a control that an error can meet."""
     eio = faults.Fault(**KINDS["EIO"].arguments(reading=task.reading))
-    return of_calls((call for call in eio.among(log) if not call.elsewhere), task.roles)
+    groups = of_calls((call for call in eio.among(log) if not call.elsewhere), task.roles)
+    if not task.reading:
+        return groups
+    number = passes(log)
+    split: dict[Stratum, list[SeenCall]] = {}
+    for stratum, calls in groups.items():
+        if stratum.role is Role.OTHER:
+            continue  # nothing of a step: the sample may draw it
+        for call in telling(calls, task.newest):
+            again = number.get(call.call, 1)
+            sort = stratum.sort if again == 1 else f"{stratum.sort}, pass {again},"
+            split.setdefault(Stratum(sort, stratum.role), []).append(call)
+    return split
+
+
+def telling(calls: list[SeenCall], newest: Collection[str]) -> list[SeenCall]:
+    """Return the calls of a load's stratum that tell most: reads of files of the newest step."""
+    own = [call for call in calls if call.path in newest]
+    return [call for call in own if call.what in READING] or own or calls
+
+
+def passes(log: Sequence[SeenCall]) -> dict[int, int]:
+    """Map each call of a load to how often its file has been opened, at most `PASSES`.
+
+    What a load does with a file before it restores the job, such as to look whether it is whole, is
+    done in a pass of its own.
+    """
+    opened: Counter[str] = Counter()
+    found: dict[int, int] = {}
+    for call in log:
+        opened[call.path] += call.what in OPENING
+        found[call.call] = min(max(opened[call.path], 1), PASSES)
+    return found
 
 
 def unmet(

@@ -26,6 +26,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.fault_injectors import payload
 from ckpt_conformance.fault_injectors.advancing import (
     CONTROL,
     DEADLINE,
@@ -74,7 +75,7 @@ class Operation:
     kinds: tuple[str, ...]
     sample: tuple[int, ...]  # trials of each kind at the quick budget
     named: int = 0  # kinds of names at which every call fails, at the quick budget
-    strata: int = 24  # of calls, that are hit although the sample left them out; a load harms none
+    strata: int = 24  # of calls, that are hit although the sample left them out
     keep_last: int | None = None
 
 
@@ -83,7 +84,7 @@ OPERATIONS = {
     for operation in (
         Operation("save", (2,), 4, tuple(KINDS), (1, 1, 2, 2, 1, 1), named=6),
         Operation("rotation", (2, 4), 6, tuple(KINDS), (2, 0, 1, 0, 0, 0), keep_last=2),
-        Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0), strata=0),
+        Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0)),
     )
 }
 NO_CALL = SeenCall(call=0, what="")
@@ -188,8 +189,8 @@ def _try_all(subject: Subject, what: str) -> Trials:
         task = _task(subject, operation, (), (), _folder(subject, what))
         how_many += in_strata(control, [trial.fault for trial in rest if trial.fired], task)
     fired = [trial for trial in rest if has_fired(trial)]
-    tried = [Trial(trial) for trial in fired] if what == "load" else resumed(subject, what, fired)
-    return Trials(control, tried, how_many)
+    same = control.left if what == "load" else ""  # what an undisturbed load leaves is no harm
+    return Trials(control, resumed(subject, what, fired, same), how_many)
 
 
 def has_fired(trial: TrialResult) -> bool:
@@ -303,11 +304,18 @@ def _task(
         named=operation.named,
         strata=operation.strata,
         roles=roles.of_manager(subject),
+        newest=newest_files(subject) if operation.what == "load" else (),
         trials=planned,
         again=AGAIN if sample else 1,
         seed=subject.seed,
         fork=subject.info.isolation == "fork",
     )
+
+
+def newest_files(subject: Subject) -> tuple[str, ...]:
+    """Name the files that the last save of the golden run made or changed."""
+    *_, older, newest = map(subject.golden().snapshot, subject.golden().saves)
+    return tuple(payload.changed(older, newest))
 
 
 def try_on(subject: Subject, task: Task) -> ProcessResult:
@@ -345,10 +353,10 @@ def why_not(subject: Subject, result: ProcessResult) -> Unknown:
 # -- what is left ------------------------------------------------------------------------------
 
 
-def resumed(subject: Subject, what: str, results: list[TrialResult]) -> list[Trial]:
-    """Resume from what each trial left, each content once."""
+def resumed(subject: Subject, what: str, results: list[TrialResult], same: str = "") -> list[Trial]:
+    """Resume from what each trial left, each content once; not from what is the `same`."""
     keep = _folder(subject, what) / "left"
-    folders = {trial.left: keep / trial.left for trial in results if trial.left}
+    folders = {trial.left: keep / trial.left for trial in results if trial.left not in {"", same}}
     loads = dict(zip(folders, in_batch(subject, list(folders.values())), strict=True))
     return [Trial(trial, folders.get(trial.left), loads.get(trial.left)) for trial in results]
 
@@ -365,12 +373,14 @@ def in_batch(subject: Subject, folders: list[Path]) -> list[ProcessResult]:
 
 
 def legal(subject: Subject, what: str) -> dict[int, Leaves]:
-    """Return the states that may be loaded: those of before, and the one of an undisturbed save."""
+    """Return the states that may be loaded: those of before, and that of an undisturbed save."""
     return subject.once(LEGAL, lambda: _legal(subject, what), what)
 
 
 def _legal(subject: Subject, what: str) -> dict[int, Leaves]:
     operation, golden = OPERATIONS[what], subject.golden()
+    if what == "load":
+        return subject.legal(golden, *operation.before)
     trials(subject, what)
     trees.materialize(control_folder(subject, what), subject.root)
     result = subject.resume()
@@ -406,8 +416,6 @@ def again(subject: Subject, what: str, trial: Trial) -> Trial:
     observed = advance(subject, OPERATIONS[what], (), PlannedTrial(trial.kind, trial.fault))[-1]
     if observed.kind == CONTROL or not has_fired(observed):
         raise Unknown(f"the fault does not fire again: {trial.name}")
-    if what == "load":
-        return Trial(observed)
     folder = _folder(subject, what) / "left" / (observed.left or "none")
     if not folder.exists():
         return Trial(observed)

@@ -357,7 +357,7 @@ def test_an_error_while_collecting_state_fails_the_save(subject: Subject) -> Non
 
 @check("CKC-IOER-005")
 def test_a_failed_read_is_no_empty_directory(subject: Subject) -> None:
-    """An I/O error while loading is never taken for 'no checkpoint', and never gives a wrong state.
+    """An I/O error while loading is never taken for 'no checkpoint', and gives no wrong state.
 
     Why: an unreadable file was logged as 'checkpoint not found'; the run began again at step 0 and
     wrote over the old ones (B08).

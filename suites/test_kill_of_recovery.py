@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
@@ -11,6 +12,7 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_calls, payload
 from ckpt_conformance.harness.messages import ExitKind, RunResult
+from ckpt_conformance.harness.strata import TAKING
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.controls import test_sigkill_truncation as sigkill
@@ -47,7 +49,8 @@ def test_a_kill_of_a_recovery_costs_no_more(subject: Subject) -> None:
     Why: what cleans up after a dead save moved the good checkpoints aside, and died too; a job that
     is killed again and again, as preempted ones are, ended with nothing (A12, A09).
     How: die by SIGKILL at a system call of a save; resume and save again, and die at a system call
-    of that, most of all at one that touches what was there; resume.
+    of that, most of all at one that touches what was there; resume. What one kill of a save alone
+    loses is the finding of CKC-ATOM-001; what one kill of a load loses is of no other check.
     """
     legal = subject.legal(subject.golden())
     for recovery in recoveries(subject):
@@ -58,8 +61,8 @@ def test_a_kill_of_a_recovery_costs_no_more(subject: Subject) -> None:
             try:
                 judge(subject, killed, {**legal, NEWEST: recovery.state})
             except Violation:
-                if is_lost_without_leftovers(subject, call, moment):
-                    continue  # one kill is enough: that is the finding of CKC-ATOM-001
+                if is_lost_by_one_kill(subject, call, moment) or is_lost_by_training(subject):
+                    continue  # the findings of CKC-ATOM-001, and of CKC-SIDE-002
                 judge(subject, killed, {**legal, NEWEST: recovery.state})
                 raise
 
@@ -86,22 +89,27 @@ def judge(subject: Subject, killed: Killed, states: Mapping[int, Leaves]) -> Non
     )
 
 
-def is_lost_without_leftovers(subject: Subject, call: SeenCall, moment: str) -> bool:
-    """Kill a resumed save where nothing dead was left, at the same kind of call or half-way.
+def is_lost_by_one_kill(subject: Subject, call: SeenCall, moment: str) -> bool:
+    """Kill a save that no load came before, at the same kind of call or half-way.
 
     Tells whether that loses as much.
     """
-    older = subject.golden().snapshot(OLDER)
-    trees.materialize(older, subject.root)
-    log = calls_counted(recover(subject))
+    log = calls_of_save(subject)
     same = [counted.call for counted in log if _kind(counted) == _kind(call)]
-    at = same[0] if same else len(log) // 2 + 1
-    trees.materialize(older, subject.root)
-    result = recover(subject, kill(at, moment))
+    at = same[0] if same else log[len(log) // 2].call
+    subject.materialize(subject.golden(), OLDER)
+    result = subject.run(NEWEST, (NEWEST,), faults=[kill(at, moment)], fault_step=NEWEST)
     if result.exit_kind is not ExitKind.KILLED:
         return False
     step, _ = oracle.arrival(subject.resume())
     return step not in (OLDER, NEWEST)
+
+
+def is_lost_by_training(subject: Subject) -> bool:
+    """Resume and train up to the next save; tells whether that alone loses the step, unkilled."""
+    subject.materialize(subject.golden(), OLDER)
+    subject.run(NEWEST - 1, (), resume=True)
+    return oracle.arrival(subject.resume())[0] != OLDER
 
 
 def _kind(call: SeenCall) -> tuple[str, str]:
@@ -182,14 +190,25 @@ def _recovery(subject: Subject, at: int, stuck: list[str]) -> Recovery | None:
 
 
 def second_kills(subject: Subject, recovery: Recovery) -> list[tuple[int, str]]:
-    """Choose calls of a recovery: of those on whole files, on what the dead save left, the rest."""
-    whole = set(payload.names(subject.golden().snapshot(OLDER)))
-    left = set(payload.names(recovery.folder)) - whole
+    """Choose calls of a recovery: of those on what was whole, on what the dead save left, the rest.
+
+    What was whole is in most danger right after a call that took its name away.
+    """
+    whole = within(payload.names(subject.golden().snapshot(OLDER)))
+    left = within(payload.names(recovery.folder)) - whole
     sorts: list[list[tuple[int, str]]] = [[], [], []]
     for call in recovery.calls:
         place = 0 if call.path in whole else 1 if call.path in left else 2
         sorts[place] += [(call.call, moment) for moment in ("after", "before")]
+    taken = {(call.call, "after") for call in recovery.calls if call.what in TAKING}
+    sorts[0].sort(key=lambda kill: kill not in taken)
     for kills in sorts[1:]:
         subject.rng.shuffle(kills)
     turns = [kill for turn in itertools.zip_longest(*sorts) for kill in turn if kill]
     return turns[: SECOND if subject.budget == "full" else 2]
+
+
+def within(names: Sequence[str]) -> set[str]:
+    """Return names of files, and of the folders that they are in."""
+    every = {path for name in map(PurePosixPath, names) for path in (name, *name.parents)}
+    return {path.as_posix() for path in every} - {"."}

@@ -18,6 +18,7 @@ from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.controls import test_undisturbed_run as undisturbed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.injected_calls import Trial
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
 
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
+NO_LIMIT = 1 << 30
 LATER = 3  # loads of a later save, at the quick budget
 
 
@@ -133,7 +135,8 @@ def test_an_error_while_rotation_runs_costs_no_kept_step(subject: Subject) -> No
     Why: to make room for the new checkpoint the old ones were deleted; then the save failed all the
     same (C01).
     How: two steps are there and two may stay; fail the N-th system call of the next save, once and
-    from there on; load the newest, and by its number the one before it.
+    from there on; load the newest, and by its number the one before it. Where the save failed and
+    its step is not there, both steps are to be kept: load each by its number.
     """
     try:
         judged = injected_calls.require(subject, ("rotation",), partial(nothing_whole, subject))
@@ -147,28 +150,57 @@ def test_an_error_while_rotation_runs_costs_no_kept_step(subject: Subject) -> No
 
 
 def require_kept(subject: Subject) -> None:
-    """Raise Violation if the step before the newest, which is to be kept, does not load."""
-    kept = injected_calls.OPERATIONS["rotation"].before[-1]
+    """Raise Violation if a step that is to be kept does not load by its number.
+
+    The newest of those that were there always is. So is the one before it where the save failed,
+    and the new step is not there instead. Who has room for two may write the new one over it.
+    """
+    *_, older, kept = injected_calls.OPERATIONS["rotation"].before
+    room = subject.info.max_keep or NO_LIMIT
+    if room == 1:
+        return
     found = injected_calls.trials(subject, "rotation")
-    whole = [one for one in found if injected_calls.outcome(subject, "rotation", one) in WHOLE]
-    alike = {one.folder: one for one in whole if one.folder}
-    chosen = sorted(alike)
-    state = injected_calls.legal(subject, "rotation")[kept]
+    ends = [(one, injected_calls.outcome(subject, "rotation", one)) for one in found]
+    whole = [one for one, ending in ends if ending in WHOLE]
+    unharmed = injected_calls.control_folder(subject, "rotation")
+    if trouble := require_step(subject, kept, unharmed, whole):
+        raise control_failed(f"after a rotation without any fault step {kept} gives {trouble}")
+    failed = [one for one, ending in ends if ending is Outcome.PREVIOUS and one.error]
+    if failed and room > 2:  # noqa: PLR2004  both
+        require_step(subject, older, subject.golden().snapshot(kept), failed)
+
+
+def require_step(subject: Subject, step: int, unharmed: Path, tried: Sequence[Trial]) -> str:
+    """Raise Violation if a step, asked for by its number, is not in what one of the trials left.
+
+    Returns what is wrong with it where nothing was harmed; empty if it loads there.
+    """
+    legal = injected_calls.legal(subject, "rotation")
+    alike = {one.folder: one for one in tried if one.folder}
+    folders = (unharmed, *sorted(alike))
 
     def is_kept(result: ProcessResult) -> bool:
-        step, served = oracle.arrival(result)
-        return step == kept and oracle.same(served, state, subject.holds)
+        arrived, served = oracle.arrival(result)
+        return arrived == step and oracle.same(served, legal[step], subject.holds)
 
-    unharmed = injected_calls.control_folder(subject, "rotation")
-    cases = [Case(folder, step=kept) for folder in (unharmed, *chosen)]
+    cases = [Case(folder, step=step) for folder in folders]
     control, *results = resume_each(subject, cases, is_kept)
     if not is_kept(control):
-        told = f"after a rotation without any fault step {kept} gives {subject.tell(control)}"
-        raise control_failed(told)
-    for folder, result in zip(chosen, results, strict=True):
-        if not is_kept(result):
-            message = f"step {kept} is not kept after {alike[folder].name}"
-            raise Violation(message, evidence=subject.evidence(result, state))
+        return subject.tell(control)
+    for folder, result in zip(folders[1:], results, strict=True):
+        if is_kept(result) or is_replaced(subject, step, folder):
+            continue
+        message = f"step {step} is not kept after {alike[folder].name}"
+        raise Violation(message, evidence=subject.evidence(result, legal[step]))
+    return ""
+
+
+def is_replaced(subject: Subject, step: int, folder: Path) -> bool:
+    """Return whether the new step is there after all: then the oldest is to be kept no more."""
+    operation = injected_calls.OPERATIONS["rotation"]
+    legal = injected_calls.legal(subject, "rotation")
+    is_oldest = step == operation.before[0]
+    return is_oldest and bool(by_name.loads(subject, folder, legal, [operation.step]))
 
 
 @check("CKC-IOER-008")

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract import Capability
 from ckpt_conformance.contract.verdicts import Outcome
 from ckpt_conformance.fault_injectors import injected_calls
-from ckpt_conformance.fault_injectors.advancing import digest_of
+from ckpt_conformance.fault_injectors.advancing import HARMLESS, digest_of
+from ckpt_conformance.subject.batched_recovery import steps_each
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import Slot
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckpt_conformance.fault_injectors.injected_calls import Trial
     from ckpt_conformance.subject.subject import Subject
+
+NEWEST = 4
+LISTED: Slot[set[int]] = Slot("steps that a manager finds in a directory")
 
 
 @check("CKC-IOER-005")
 def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Subject) -> None:
-    """A load that meets an error at a system call serves a whole step or refuses.
+    """A load that meets an error at a system call serves a whole step or refuses, and takes none.
 
     Why: an unreadable file was logged as 'checkpoint not found'; the run began again at step 0 and
-    wrote over the old ones (B08).
+    wrote over the old ones (B08). What removes damaged steps removed one that could be read again.
     How: EIO, and interrupted calls, at the N-th open, read or listing of a load, once and from
-    there on; look at what the job got.
+    there on; look at what the job got. Where an error that ended was met, and the load changed the
+    directory, load once more without it, and list the steps: the directory serves what it did.
     """
     states = subject.legal(subject.golden())
     held = sorted(subject.holds)
@@ -30,6 +39,8 @@ def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Su
     def is_wrong(_: str, trial: Trial) -> str:
         if trial.died:
             return f"the process does not survive {trial.name}"
+        if cost := what_it_cost(subject, trial):
+            return cost
         step, state = trial.observed.step, trial.observed.state
         if trial.error:
             return ""
@@ -38,6 +49,33 @@ def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Su
         return "" if known.get(step) == state else f"{Outcome.SILENT_WRONG} after {trial.name}"
 
     injected_calls.require(subject, ("load",), is_wrong, is_stood_in_for=True)
+
+
+def what_it_cost(subject: Subject, trial: Trial) -> str:
+    """Say what a load that met an error took from the loads after it; empty if nothing.
+
+    An error that lasts is not asked about: what can't be read for long may be set aside.
+    """
+    lasts = trial.fault.persistent and trial.kind not in HARMLESS
+    if lasts or trial.folder is None or trial.result is None:
+        return ""
+    found = injected_calls.outcome(subject, "load", trial)
+    if found is not Outcome.NEW:
+        return f"{found} at the next load, without any fault, after {trial.name}"
+    gone = listed(subject, subject.golden().snapshot(NEWEST)) - listed(subject, trial.folder)
+    return f"step {max(gone)} is not listed after {trial.name}" if gone else ""
+
+
+def listed(subject: Subject, folder: Path) -> set[int]:
+    """Return the steps that a manager finds in a directory; none if it does not list them."""
+    if Capability.STEPS not in subject.info.capabilities:
+        return set()
+    return subject.once(LISTED, lambda: _list(subject, folder), str(folder))
+
+
+def _list(subject: Subject, folder: Path) -> set[int]:
+    (answer,) = steps_each(subject, [folder])
+    return set(answer.steps or ())
 
 
 @check("CKC-IOER-008")

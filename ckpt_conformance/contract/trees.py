@@ -80,6 +80,10 @@ class Restorer:
         # Files of several names are copied all at once.
         self.fingerprints = None if shared else fingerprints
 
+    def is_touched(self) -> bool:
+        """Return whether anything was written since; True also where that can't be told."""
+        return self.fingerprints is None or _fingerprints(self.target) != self.fingerprints
+
     def _mend(self, then: dict[str, Fingerprint]) -> None:
         """Undo what changed since the fingerprints `then`."""
         now = _fingerprints(self.target)

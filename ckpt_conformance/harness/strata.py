@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FOLDERS = frozenset({"mkdir", "mkdirat", "rmdir"})  # is no folder yet, or no more
 NAMING = frozenset({"rename", "renameat", "renameat2", "link", "linkat"})
+TAKING = REMOVING | NAMING  # may take a name away from what has it
 SORTS = {
     "data": WRITING | READING | OPENING,  # who can't open a file can't write it either
     "sync": SYNCING,

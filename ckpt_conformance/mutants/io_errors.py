@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import StateDict, Tree
+    from ckpt_conformance.reference_impl.loading import OpenCheckpoint
     from ckpt_conformance.reference_impl.manifest import FileEntry
     from ckpt_conformance.reference_impl.snapshot import Snapshot
     from ckpt_conformance.reference_impl.train_state import Stateful
@@ -289,3 +290,45 @@ class RotatesTooMuch(CheckpointManager):
             for path in self.root.glob("*_0*"):
                 if str(newest) not in path.name:
                     path.unlink(missing_ok=True)
+
+
+@mutant(
+    "C01-first",
+    url="Lightning-AI/pytorch-lightning#1150",
+    change="rotation removes what the new step leaves no room for before that is written",
+    violates={"CKC-IOER-007"},
+)
+class RotatesFirst(CheckpointManager):
+    """Leaves the newest step alone, so that a restart never begins anew."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Keep one fewer, then save the one that is to be the last of them."""
+        steps = self.steps()
+        if steps and state.step not in steps and self.keep_last > 1:
+            self.keep_last -= 1
+            try:
+                self.retain(CheckpointReference(self.root, steps[-1], "model"))
+            finally:
+                self.keep_last += 1
+        return super().save_snapshot(state)
+
+
+@mutant(
+    "B08-aside",
+    url="marin-community/marin#8760",
+    change="a load sets a step aside that it could not read, also where the next read would do",
+    violates={"CKC-IOER-005"},
+)
+class SetsAside(CheckpointManager):
+    """Takes an error of the disk, which may pass, for damage, which stays."""
+
+    def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
+        """Open; what cannot be read is renamed, and no step any more."""
+        try:
+            return super().open_verified(reference, allowed)
+        except OSError as error:
+            path = reference.manifest_path
+            if error.errno == errno.EIO:
+                with suppress(OSError):
+                    path.rename(path.with_suffix(".unreadable"))
+            raise

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager, layout
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from ckpt_conformance.reference_impl import CheckpointReference, LoadResult
     from ckpt_conformance.reference_impl.manifest import Manifest
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 PROGRESS, PROBE = "progress.bin", "probe"
 
@@ -288,3 +292,57 @@ class FollowsAStagedPointer(CheckpointManager):
                 if name and name not in {os.fsencode(path.name) for path in self.root.iterdir()}:
                     raise ValueError(f"{staged.name} names nothing")
         return super().load(*given, **named)
+
+
+@mutant(
+    "A12-settling",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="the first load after a save hides every commit while it writes the note of it away",
+    violates={"CKC-ATOM-007"},
+)
+class HidesWhileItSettles(CheckpointManager):
+    """One kill of a load is enough, whether a dead save left anything or not."""
+
+    @property
+    def note(self) -> Path:
+        """The file that says that a save was made since the last load."""
+        return self.root / "unsettled"
+
+    @contextmanager
+    def lock(self, *, waits: bool) -> Generator[bool]:
+        """Lock the directory; gives whether that worked."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            yield True
+        except BlockingIOError:
+            yield False
+        finally:
+            os.close(descriptor)
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save, and note it."""
+        with self.lock(waits=True):
+            reference = super().save_snapshot(state)
+            self.note.touch()
+        return reference
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load, after a note has been settled, unless a save is under way."""
+        if self.note.exists():
+            with self.lock(waits=False) as is_alone:
+                if is_alone:
+                    self.settle(sorted(self.root.glob("meta_*.json")))
+        return super().load(*given, **named)
+
+    def settle(self, commits: list[Path]) -> None:
+        """Take the note away while no commit has its name; an error gives the names back."""
+        try:
+            for path in commits:
+                path.rename(path.with_suffix(".hidden"))
+            self.note.unlink(missing_ok=True)
+        finally:
+            for path in (*commits, *commits):  # an error that ends meets one of two
+                with suppress(OSError):
+                    path.with_suffix(".hidden").rename(path)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "C01",
     url="Lightning-AI/pytorch-lightning#1150",
     change="the old checkpoints are deleted first, then the new one is written",
-    violates={"CKC-RETN-001"},
+    violates={"CKC-RETN-001", "CKC-IOER-007"},
 )
 class DeletesFirst(CheckpointManager):
     """Makes room before it writes."""

@@ -18,12 +18,14 @@ from ckpt_conformance.fault_injectors.advancing import (
     Task,
     TrialResult,
     is_renewed,
+    passes,
 )
 from ckpt_conformance.fault_injectors.injected_calls import OPERATIONS, Trial
 from ckpt_conformance.harness.client import ProcessResult
 from ckpt_conformance.harness.messages import ExitKind, SeenCall, UnsupportedCall
 from ckpt_conformance.harness.strata import of_calls
 from ckpt_conformance.subject import roles
+from ckpt_conformance.trace.faults import READING
 from ckpt_conformance.trace.notify import NotAvailableError
 
 if TYPE_CHECKING:
@@ -216,3 +218,22 @@ def test_what_a_process_left_that_its_error_ended_is_resumed_from(tmp_path: Path
     result = Aborts(child, task, "", lambda _: None).trial("EIO", CallFault(at=1))
     assert result.exit_kind is ExitKind.CRASHED
     assert (tmp_path / "left" / result.left / "half").read_bytes() == b"h"
+
+
+def test_a_load_meets_an_error_in_each_pass_over_the_newest_step(
+    new_subject: Callable[..., Subject],
+) -> None:
+    subject = new_subject("reference")
+    made = injected_calls.trials_of(subject, "load")
+    assert re.search(r", (\d+) of \1 strata$", made.remark)
+    newest = set(injected_calls.newest_files(subject))
+    once = [trial.call for trial in made.tried if not trial.fault.persistent]
+    met = {call.path for call in once if call.what in READING} & newest
+    assert any(path.startswith("meta_") for path in met)
+    assert any(path.endswith(".pt") for path in met)
+
+
+def test_a_load_that_opens_a_file_again_makes_another_pass() -> None:
+    names = ("openat", "read", "openat", "read")
+    log = [SeenCall(call=at, what=what, path="a") for at, what in enumerate(names, 1)]
+    assert passes(log) == {1: 1, 2: 1, 3: 2, 4: 2}

@@ -52,6 +52,15 @@ STAGED = {
     "deaf_to_syncs": {"CKC-IOER-001"},
     "counts_nothing": {"CKC-IOER-006"},
 }
+HASTY = {
+    "plain": set[str](),
+    "replaying": set[str](),
+    # An error between the two calls costs as much as a kill there.
+    "replaying_hastily": {"CKC-ATOM-007", "CKC-IOER-005"},
+    "making_room": {"CKC-IOER-007"},
+    "setting_aside": set[str](),
+    "aside_hastily": {"CKC-IOER-005"},
+}
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
 REUSING = (
     *("addressed", "slots", "two_slots", "always_three"),
@@ -102,6 +111,7 @@ ADAPTERS = (
     *(f"staged:{name}" for name in STAGED),
     *(f"patient:{name}" for name in (*PATIENT, "drawn")),
     *(f"headed:{name}" for name in (*HEADED, "twins")),
+    *(f"hasty:{name}" for name in HASTY),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     "by_times:make",
     "drawing:make",
@@ -395,6 +405,13 @@ def test_what_fails_where_a_file_is_staged_is_a_failure_of_the_save(
     """rename(2) moves a file in from TMPDIR; the disk may be full, or fail, there as well."""
     found = verdicts(f"staged:{name}", strangers, *KILLED, *LOST, *ids("CKC-IOER"))
     assert others(found).keys() == STAGED[name]
+
+
+@pytest.mark.parametrize("name", HASTY)
+def test_haste_in_one_place_is_seen_there(name: str, strangers: Server) -> None:
+    """What a kill or a passing error costs in a recovery, in a rotation and in a load."""
+    found = verdicts(f"hasty:{name}", strangers, *KILLED, "CKC-ATOM-007", *ids("CKC-IOER"))
+    assert others(found).keys() == HASTY[name]
 
 
 def test_blocks_of_o_direct_are_cut_between_blocks(strangers: Server) -> None:
