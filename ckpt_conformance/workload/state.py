@@ -174,6 +174,14 @@ class Gradients:
             parameter.grad = None if held is None else held.clone()
 
 
+def _loss(closure: Callable[[], Any] | None) -> Any:  # noqa: ANN401  whatever it returns
+    """Call what computes the gradients, where a trainer leaves that to the optimizer's step."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class MasterSgd(optim.Optimizer):
     """SGD with fp32 master weights; momentum is fp32 for bf16 parameters, bf16 for fp32 ones.
 
@@ -192,10 +200,7 @@ class MasterSgd(optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Update masters in fp32, then round into the parameters; a closure gives the gradients."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _loss(closure)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -231,7 +236,7 @@ class SteadySgd(optim.SGD):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Take the gradients into the mean, and step by the rate that it gives."""
-        groups = self.param_groups
+        loss, groups = _loss(closure), self.param_groups
         gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
         norm = torch.stack([gradient.float().norm() for gradient in gradients]).mean()
         self.seen += 1
@@ -239,7 +244,7 @@ class SteadySgd(optim.SGD):
         rates = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] /= 1 + float(self.mean)
-        loss: Any = super().step(closure)
+        super().step()
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         return loss
