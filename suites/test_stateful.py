@@ -274,6 +274,8 @@ def plain(subject: Subject, world: World) -> tuple[World, Vocabulary, list[Damag
     damages = [damage for damage in chosen if holds(SAVE, SAVE, damage, LOAD)]
     steps = "explicit_step" in capable and holds(SAVE, SAVE, LoadStep(0))
     keep = "retention" in capable and holds(KEEP, SAVE, SAVE, SAVE, LOAD)
+    if keep and steps and overwrites:  # the step just saved stays, below larger ones too
+        keep = holds(KEEP, SAVE, SAVE, SAVE, BEGIN, SAVE, LoadStep(0))
     sound: dict[type[Rule], bool] = {
         BeginAnew: overwrites,
         DieInSave: bool(world.deaths),

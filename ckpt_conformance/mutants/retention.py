@@ -161,7 +161,7 @@ class OldestByTime(OrdersSteps):
     "C06",
     url="huggingface/transformers#37260",
     change="rotation keeps the largest numbers, and what was just saved may not be among them",
-    violates={"CKC-RETN-004", "CKC-RTRP-020"},
+    violates={"CKC-RETN-004"},
 )
 class JustSavedMayGo(CheckpointManager):
     """Does not protect what it has just written."""
