@@ -42,6 +42,10 @@ FIXED_MACHINE = {
 }
 
 
+# Large pages below what the server's interpreter allocates: a fork has fewer page tables to copy.
+# Its children do not see these settings; glibc before 2.35 and other C libraries pass them over.
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
+
 NO_REPORT = Report()  # of a child that did not come to its end
 
 
@@ -197,15 +201,17 @@ class Server:
 
     def _start(self, adapters: tuple[str, ...], reach: str) -> subprocess.Popen[str]:
         """Start the server's process: a session of its own, which prints one line when ready."""
+        pages = {} if LARGE_PAGES.keys() & os.environ.keys() else LARGE_PAGES
         server = ("ckpt_conformance.harness.server", "--owner", str(os.getpid()))
         command = [
             *lifecycle.interpreter(*server, self.socket, *adapters),
             *(["--reach", str(self.folder / "marks"), reach] if reach else []),
             *(["--statements"] if self.marks and self.marks.table.statements else []),
+            *(word for name in pages for word in ("--own-setting", name)),
         ]
         temporary = self.folder / "tmp"  # what a killed child leaves in TMPDIR goes with the server
         temporary.mkdir()
-        environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(temporary)}
+        environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(temporary)} | pages
         environment |= devices.hidden(os.environ)
         return subprocess.Popen(  # noqa: S603  our own module
             command,

@@ -202,7 +202,10 @@ def main() -> None:
     parser.add_argument("adapters", nargs="*")
     parser.add_argument("--reach", nargs=2, metavar=("FILE", "PACKAGE"))
     parser.add_argument("--statements", action="store_true")
+    parser.add_argument("--own-setting", action="append", default=[], metavar="VARIABLE")
     arguments = parser.parse_args()
+    for variable in arguments.own_setting:  # of this interpreter alone, not of what it starts
+        os.environ.pop(variable, None)
     try:
         _serve(arguments)
     finally:
