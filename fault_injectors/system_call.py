@@ -40,7 +40,7 @@ class SystemCall:
     """One fault at one call; the child's supervisor counts and hits.
 
     Arguments: those of `syscall_faults.Fault`: at, error (an errno's name, short, kill or hold),
-    persistent, only, reading, moment, keep, elsewhere, alike, gate.
+    persistent, only, reading, moment, keep, elsewhere, alike, spare, gate.
     """
 
     name = "system-call"

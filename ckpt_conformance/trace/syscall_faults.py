@@ -130,7 +130,8 @@ class FaultSupervisor:
         is_counted = self.fault.counts(request.name, reads=reads, is_whole=is_whole)
         path = elsewhere or action.path
         is_alike = not self.fault.alike or trees.pattern(path) == self.fault.alike
-        if not (self.armed and is_asked_for and is_counted and is_alike):
+        is_meant = is_alike and path not in self.fault.spare
+        if not (self.armed and is_asked_for and is_counted and is_meant):
             return usual
         self.calls += 1
         due = self.fault.is_due(self.calls)

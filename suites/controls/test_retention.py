@@ -530,17 +530,20 @@ def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
 
     Why: a directory that another process removed, or may not remove, ended the job in a save that
     was already written (D09).
-    How: let every deletion of two rotating saves fail; both must return, and the last must load.
+    How: let every deletion of two rotating saves fail, but for what the same saves remove where all
+    is kept (a journal, a draft); both must return, and the last must load.
     """
     golden = subject.golden((2, 4, 6))
     legal = subject.legal(golden, 6)
     keep, first = filled(subject)
     saves = (*first, 2, 4, 6)
-    own, all_kept = (_removals(subject, saves[: saves.index(n) + 1], None) for n in (4, 6))
-    if _removals(subject, saves, keep) <= all_kept:
+    to_four, all_kept = (_removals(subject, saves[: saves.index(n) + 1], None) for n in (4, 6))
+    rotated = _removals(subject, saves, keep)
+    if len(rotated) <= len(all_kept) or set(rotated) <= set(all_kept):
         raise NotApplicable("rotation removes no file and no directory")
+    own = sum(path not in all_kept for path in to_four)  # drafts whose names are drawn
     fresh(subject)
-    fault = _removing(own + 1)
+    fault = _removing(own + 1, spare=all_kept)
     result = rotating(subject, 6, saves, keep, faults=[fault], fault_step=4, then=[Close()])
     if not result.has_fired:
         raise Unknown("the fault did not fire: no deletion of the rotation was seen")
@@ -552,8 +555,8 @@ def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
     subject.judge(resumed, legal, {Outcome.NEW}, message, newest=6, acknowledged={2, 4, 6})
 
 
-def _removals(subject: Subject, saves: tuple[int, ...], keep: int | None) -> int:
-    """Count the names that saves remove, from step 4 on."""
+def _removals(subject: Subject, saves: tuple[int, ...], keep: int | None) -> tuple[str, ...]:
+    """List the names that saves remove, from step 4 on."""
     fresh(subject)
     counted = subject.run(
         saves[-1],
@@ -566,13 +569,14 @@ def _removals(subject: Subject, saves: tuple[int, ...], keep: int | None) -> int
         raise why_not(subject, counted)
     if not counted.went_well:
         raise trouble(subject, counted)
-    return sum(report.calls for report in counted.of(RunResult).faults)
+    faults = counted.of(RunResult).faults
+    return tuple(call.path for report in faults for call in report.log)
 
 
-def _removing(at: int) -> Fault:
+def _removing(at: int, spare: tuple[str, ...] = ()) -> Fault:
     """Make a fault at system calls that remove a name: all from one on are refused; 0 counts."""
     return fault_injectors.spec(
-        "system-call", at=at, only=REMOVALS, error="EACCES", persistent=at > 0
+        "system-call", at=at, only=REMOVALS, error="EACCES", persistent=at > 0, spare=spare
     )
 
 

@@ -621,3 +621,10 @@ def test_a_draw_in_every_save_is_no_matter_of_an_error(strangers: Server) -> Non
     rest = [one for id_ in ("CKC-IOER-002", "CKC-IOER-003") for one in found[id_]]
     assert {one.verdict for one in rest} <= {Verdict.PASS, Verdict.UNKNOWN}
     assert {one.see for one in rest if one.verdict is Verdict.UNKNOWN} == {"CKC-SIDE-001"}
+
+
+@pytest.mark.parametrize("name", ["extra", "truncate", "wal"])
+def test_the_journal_of_a_save_is_no_old_checkpoint(name: str, strangers: Server) -> None:
+    """SQLite unlinks its rollback journal to commit: where that fails the save has failed."""
+    found = verdicts(f"databases:{name}", strangers, "CKC-RETN-007")
+    assert {one.verdict for one in found["CKC-RETN-007"]} == {Verdict.NOT_APPLICABLE}
