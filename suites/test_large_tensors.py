@@ -26,6 +26,7 @@ from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import SAVES
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
@@ -72,15 +73,29 @@ def test_damage_deep_in_a_large_tensor_is_never_served(subject: Subject) -> None
     """No bit of a tensor of 64 MiB can change on disk and be served.
 
     Why: a checksum of a file's head is cheap, and says nothing of what follows (O01, O02).
-    How: flip one bit in its last byte; at the full budget also one in each fifth MiB; resume.
+    How: flip one bit in its last byte, and at two places of which each digest of every other block
+    leaves one out; at the full budget also one in each fifth MiB; resume.
     """
     place = place_of(subject)
     every = range(MIB - 1, place.length, 5 * MIB) if subject.budget == "full" else ()
-    bytes_ = [
-        replace(place, offset=place.offset + at, length=1) for at in (place.length - 1, *every)
-    ]
+    deep = (place.length - 1, *opposites(place, subject.rng), *every)
+    bytes_ = [replace(place, offset=place.offset + at, length=1) for at in deep]
     flip = partial(at_rest.flip_bits, rng=subject.rng)
     never_served(subject, [partial(flip, place=byte) for byte in bytes_])
+
+
+def opposites(place: Place, rng: random.Random) -> tuple[int, int]:
+    """Return two offsets in a tensor whose places in the file differ in each bit.
+
+    So they are in neighbouring blocks of a pair, whatever power of two the size of a block is.
+    """
+    bits = (1 << (place.length - 1).bit_length()) - 1
+    inside = range(place.offset, place.offset + place.length)
+    drawn = (rng.choice(inside) for _ in range(64))
+    one = next((at for at in drawn if at ^ bits in inside), None)
+    if one is None:  # it begins in the middle of such a pair of blocks
+        return 0, place.length // 2
+    return one - place.offset, (one ^ bits) - place.offset
 
 
 @check("CKC-CORR-002")
