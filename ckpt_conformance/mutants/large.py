@@ -1,9 +1,11 @@
-"""What is right in small checkpoints and wrong beyond a size (bugs A07, C01, M06, O01)."""
+"""What is right in small checkpoints and wrong beyond a size (bugs A07, C01, D10, M06, O01)."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.mutants.damage import OwnChecksum
@@ -11,12 +13,12 @@ from ckpt_conformance.reference_impl import CheckpointManager, durable, torch_zi
 from ckpt_conformance.reference_impl.manifest import FileEntry
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
-
-    import torch
 
     from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.train_state import Stateful
 
 MIB = 1 << 20
 
@@ -72,6 +74,33 @@ class ForgetsTheRest(CheckpointManager):
         super().fill(opened, plan)
         for tensor, rest in rests:
             rest_of(tensor).copy_(rest)
+
+
+@mutant(
+    "D10-alike",
+    url="pytorch/pytorch#155192",
+    change="a large tensor that begins as in the step before is taken over from that step",
+    violates={"CKC-RTRP-001"},
+)
+class TakesOverWhatBeginsAlike(CheckpointManager):
+    """Saves the time that comparing, or writing, the rest would take."""
+
+    def capture_model(self, model: Stateful) -> Mapping[str, Tree]:
+        """Compare the first MiB."""
+        state = dict(super().capture_model(model))
+        before: dict[str, torch.Tensor] = self.__dict__.setdefault("before", {})
+        for name, tensor in state.items():
+            if not isinstance(tensor, torch.Tensor) or not is_large(tensor):
+                continue
+            if name not in before or not torch.equal(head_of(tensor), head_of(before[name])):
+                before[name] = tensor.clone()
+            state[name] = before[name]
+        return state
+
+
+def head_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the first MiB."""
+    return tensor.detach().view(-1)[: MIB // tensor.element_size()]
 
 
 def is_large(tensor: torch.Tensor) -> bool:
