@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.contract.verdicts import Cause, Unknown, Violation
 from ckpt_conformance.harness.messages import Probe, ProbeResult
 from ckpt_conformance.subject import controls
 from ckpt_conformance.subject.checks import check
@@ -29,6 +29,9 @@ def explore(subject: Subject, what: str, message: str, about: controls.Check) ->
     if value is None:
         raise Unknown(f"the harness failed: {subject.tell(result)}")
     explored = msgspec.convert(value, Explored)
+    if explored.unfit:
+        task = "plant commits a step without payload, by Python's own file functions alone"
+        raise Unknown(f"the adapter's {explored.unfit}: {task}", cause=Cause.ADAPTER)
     if explored.remark:
         subject.remarks.planted[what] = explored.remark
     if explored.control is not None:

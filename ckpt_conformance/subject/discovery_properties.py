@@ -58,12 +58,14 @@ Finding = dict[str, object]  # what was planted and what was found, for evidence
 class Explored(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a property came to: the trees that were tried, and the smallest one that disagrees.
 
-    `control` is what was wrong with a plain tree already: then nothing else can be judged. `drawn`
-    and `large` say where trees lay; the large one has so many `names`, and `steps` among them.
+    `control` is what was wrong with a plain tree already, and `unfit` how the adapter's `plant`
+    raised by itself: then nothing else can be judged. `drawn` and `large` say where trees lay; the
+    large one has so many `names`, and `steps` among them.
     """
 
     trees: int = 0
     control: Finding | None = None
+    unfit: str = ""
     disagreement: Finding | None = None
     drawn: str = ""
     large: str = ""
@@ -162,7 +164,7 @@ def explore(child: Any, check: Callable[..., None], seed: int, budget: str) -> A
     size, pool = BUDGETS[budget], list(names.strange(seed, 20))
     try:
         exploring.small_ones(pool, seed, size.examples)
-        if exploring.explored.control is None:
+        if exploring.explored.control is None and not exploring.explored.unfit:
             exploring.large_one(pool, seed, size)
     except Disagreement as error:
         exploring.note(disagreement=error.args[0])
@@ -192,7 +194,11 @@ class Exploring:
         """Check a plain tree, then drawn ones; lookalikes of this manager's names go to `pool`."""
         with file_system(self.child.root) as place:
             self.note(drawn=place.where)
-            pool += lookalikes(self.child, place.folder)
+            try:
+                pool += lookalikes(self.child, place.folder)
+            except Exception as error:  # noqa: BLE001  whatever the adapter raises
+                self.note(unfit=f"plant(4) raises {type(error).__name__}: {error} ({place.where})")
+                return
             try:
                 self.on_tree(place.folder, Tree([2, 4, 6, 8], []))
             except Disagreement as error:

@@ -58,8 +58,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     each call that is counted; nothing else is under way then if `error` is "kill". `elsewhere` also
     counts calls at files that are made elsewhere on the same disk meanwhile: a rename may take them
     in, and it is full or broken for them, too. `alike` restricts to files whose names are of this
-    pattern (`contract.trees`), and `spare` names files that are left alone. A call that is held is made when the other one of a `rendezvous` in
-    the folder `gate` has left.
+    pattern (`contract.trees`), and `spare` names files that are left alone. A call that is held is
+    made when the other one of a `rendezvous` in the folder `gate` has left.
     """
 
     at: int = 0

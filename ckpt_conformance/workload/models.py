@@ -201,6 +201,8 @@ class WithLarge(Plain):
     No element is like another, so that no part can stand for another one.
     """
 
+    large: Tensor
+
     def __init__(self, without: Collection[str] = (), elements: int = LARGE // 4) -> None:
         """Draw every small tensor, and the first element of the large one, from the generator."""
         super().__init__(without)

@@ -49,6 +49,18 @@ def explored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ex
     return explore
 
 
+def test_a_plant_that_raises_is_the_adapters_matter(
+    explored: Callable[[], Explored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def illegal(self: Manager, step: int) -> None:
+        raise OSError(29, f"Illegal seek: {step} in {self.root.name}")
+
+    monkeypatch.setattr(Manager, "plant", illegal)
+    found = explored()
+    assert found.unfit.startswith("plant(4) raises OSError: [Errno 29] Illegal seek: 4 in root (")
+    assert (found.control, found.disagreement, found.names) == (None, None, 0)
+
+
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_each_budget_plants_ten_thousand_names(budget: str) -> None:
     assert BUDGETS[budget].names >= 10_000

@@ -36,14 +36,12 @@ def loads(folder: str, path: Path) -> bool:
     return True
 
 
-unlink, calls = os.unlink, 0
+unlink, calls = os.unlink, iter(range(1, 100))
 
 
 def fails_once(*path: object, **options: object) -> None:
     """Delete a file; the second call fails, as a disk with a bad block does."""
-    global calls
-    calls += 1
-    if calls == 2:
+    if next(calls) == 2:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     unlink(*path, **options)
 

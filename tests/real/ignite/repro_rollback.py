@@ -16,21 +16,21 @@ from ignite.engine import Engine
 from ignite.handlers import Checkpoint, DiskSaver
 
 with tempfile.TemporaryDirectory() as folder:
-    trainer, step = Engine(lambda *_: None), 0
+    trainer = Engine(lambda *_: None)
     model = torch.nn.Linear(2, 2)
     objects = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
     handler = Checkpoint(
         objects,
         DiskSaver(folder, require_empty=False),
         n_saved=2,
-        global_step_transform=lambda *_: step,
+        global_step_transform=lambda *_: trainer.state.epoch,
         include_self=True,
     )
-    for step in (2, 4, 6):
+    for trainer.state.epoch in (2, 4, 6):
         handler(trainer)
     there = sorted(path.name for path in Path(folder).iterdir())
     handler.reload_objects({**objects, "checkpointer": handler}, global_step=4)
-    step, error = 6, None
+    trainer.state.epoch, error = 6, None
     try:
         handler(trainer)
     except OSError as raised:
