@@ -85,6 +85,8 @@ HEADED: dict[str, set[str]] = {
     "log_covered": set(),
     "log_uncovered": {"CKC-CORR-001"},
 }
+# Both refuse what is damaged; one has changed half of the job by then.
+NUMBERED: dict[str, set[str]] = {"first": set(), "each": {"CKC-CORR-007"}}
 ADAPTERS = (
     *(f"databases:{name}" for name in DATABASES),
     *(f"native:{name}" for name in ("in_place", "renamed")),
@@ -112,6 +114,7 @@ ADAPTERS = (
     *(f"patient:{name}" for name in (*PATIENT, "drawn")),
     *(f"headed:{name}" for name in (*HEADED, "twins")),
     *(f"hasty:{name}" for name in HASTY),
+    *(f"numbered:{name}" for name in NUMBERED),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     "by_times:make",
     "drawing:make",
@@ -432,6 +435,16 @@ def test_who_outlives_an_error_of_the_disk_is_judged_by_what_it_costs(
 def test_a_header_that_no_digest_covers_is_damaged_too(name: str, strangers: Server) -> None:
     found = verdicts(f"headed:{name}", strangers, *ids("CKC-CORR"))
     assert others(found).keys() == HEADED[name]
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_every_file_of_a_step_is_damaged_though_its_folder_is_drawn(
+    name: str, strangers: Server
+) -> None:
+    """A file that is verified just before it is applied is refused after others were applied."""
+    found = verdicts(f"numbered:{name}", strangers, "CKC-CORR-003", "CKC-CORR-007")
+    assert others(found).keys() == NUMBERED[name]
+    assert Verdict.PASS in {one.verdict for one in found["CKC-CORR-003"]}
 
 
 def test_of_a_step_that_is_there_twice_both_are_hit(strangers: Server) -> None:
