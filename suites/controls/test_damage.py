@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from itertools import combinations, cycle
+from itertools import combinations, cycle, product
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from ckpt_conformance.subject.subject import OTHER_SEED, Slot
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.at_rest import Cut, Damage
@@ -396,10 +396,9 @@ def test_what_is_no_file_does_not_hide_an_older_step(subject: Subject) -> None:
     files = those_fallen_back_from(subject)
     if not files:
         raise NotApplicable(f"no file of step {NEWEST} is missed, and step {OLDER} served instead")
+    pairs: Iterable[tuple[str, at_rest.NoFile]] = zip(cycle(files), at_rest.NO_FILES, strict=False)
     if subject.budget == "full":
-        pairs = [(file, kind) for file in files for kind in at_rest.NO_FILES]
-    else:
-        pairs = list(zip(cycle(files), at_rest.NO_FILES, strict=False))
+        pairs = product(files, at_rest.NO_FILES)
     for file, kind in pairs:
         _serves_the_older(subject, file, kind)
 
