@@ -171,7 +171,7 @@ def change_component(child: Any, component: str) -> None:  # noqa: ANN401  a Chi
         elif component.startswith("optimizer"):
             part.param_groups[0]["lr"] *= 0.5
         elif component.startswith("scheduler"):
-            part.last_epoch += 1
+            getattr(part, "scheduler", part).last_epoch += 1
         elif component == "ema":
             part.updates += 1
         elif component == "loader":

@@ -467,7 +467,7 @@ def _saved_one_by_one(
     ops: list[AnyOp] = [*first, Train(n=4), Save(step=4)]
     looks: list[AnyOp] = []
     for part, folder in zip(parts, folders, strict=True):
-        change = Probe(probe=CHANGE, args={"component": part})
+        change = Probe(probe=CHANGE, args={"component": part}, go_on=True)
         ops += [*(first if is_alone else ()), change, ReadLeaves(), Save(step=4)]
         ops += [CopyOut(tree=str(folder))]
         looks += [Materialize(tree=str(folder)), Fresh(), Load(), ReadLeaves()]
