@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import DEFAULT_KIND, trees
@@ -75,39 +76,75 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
 
     Why: a plan of the save that is kept from the first one drops the new entry: the job ended as
     if saved, and no rank could load (J14, J09).
-    How: save, change a buffer of the model, save again; resume into a job that was changed alike.
+    How: save, change a buffer of the model, and of a manager keys of the user's dict and the groups
+    of the optimizer, save again; resume into a job that was changed alike.
     """
-    for how in subject.sample(["added", "removed", "resized"], quick=2):
-        subject.reset()
-        change = undisturbed.probe("change_entry", how=how)
-        runs = [Run(until=step, save_at=(step,)) for step in (2, 3)]
-        result = subject.execute(runs[0], change, runs[1], ReadLeaves(), Close())
-        wanted = _model_of(result)
-        resumed = subject.execute(change, ARRIVE, seed=OTHER_SEED)
-        step, state = oracle.arrival(resumed)
-        if wanted and step == 3 and state["model"] == wanted:  # noqa: PLR2004  the second save
+    for how in ["added", *subject.sample(["removed", "resized"], quick=1)]:
+        every = changes(subject, how)
+        if _second_save(subject, every) is None:
             continue
-        _control_of_change(subject, change)
-        raise Violation(
-            f"an entry was {how} between two saves, and the second save does not show it",
-            evidence=subject.evidence(resumed, saved=subject.tell(result)),
-        )
+        for change in every:
+            evidence = _second_save(subject, [change])
+            if evidence is not None and _is_saved_alone(subject, change):
+                what = f"{change.what} was {how} between two saves"
+                raise Violation(f"{what}, and the second save does not show it", evidence=evidence)
 
 
-def _model_of(result: ProcessResult) -> dict[str, str] | None:
-    """Return the digests of the live model, or None if they were not asked for any more."""
-    return whole(result.of(LeavesResult).leaves or {}).get("model")
+@dataclass(frozen=True)
+class Change:
+    """What is changed of a job between two saves: in words, its component, and how."""
+
+    what: str
+    part: str
+    by: Probe
+
+    def shown(self, state: Leaves) -> object:
+        """What a change of a component shows in: of the model all, else the names of leaves."""
+        leaves = state.get(self.part, {})
+        return leaves if self.part == "model" else sorted(leaves)
 
 
-def _control_of_change(subject: Subject, change: Probe) -> None:
-    """Verify that the changed job comes back when it is the only one that is saved."""
-    subject.reset()
-    saved = subject.execute(change, Run(until=3, save_at=(3,)), ReadLeaves(), Close())
-    alone = subject.execute(change, ARRIVE, seed=OTHER_SEED)
-    step, state = oracle.arrival(alone)
-    wanted = _model_of(saved)
-    if step != 3 or state["model"] != wanted:  # noqa: PLR2004  the step that was saved
-        raise control_failed(f"the changed job does not load: {subject.tell(alone)}")
+def changes(subject: Subject, how: str) -> list[Change]:
+    """Return what is added, removed or resized; a trainer's own loop keeps groups and keys."""
+    made = [Change("an entry", "model", undisturbed.probe("change_entry", how=how))]
+    if subject.info.shape == "manager" and "extra" in subject.holds and how != "resized":
+        by = undisturbed.probe("change_keys", how=how)
+        made.append(Change("a key of the user's dict", "extra", by))
+    if subject.info.shape == "manager" and "optimizer" in subject.holds and how == "added":
+        made.append(Change("a parameter group", "optimizer", undisturbed.probe("add_group")))
+    return made
+
+
+def _second_save(subject: Subject, made: list[Change]) -> dict[str, object] | None:
+    """Save, change the job, save again, load; None if the load gives the changed job."""
+    runs = [Run(until=step, save_at=(step,)) for step in (2, 3)]
+    return _not_as_saved(subject, made, [runs[0], *(one.by for one in made), runs[1]])
+
+
+def _not_as_saved(
+    subject: Subject, made: list[Change], saving: list[AnyOp]
+) -> dict[str, object] | None:
+    """Save step 3, load it into a job that was changed alike; None if that gives what was saved."""
+    trees.clear(subject.root)
+    result = subject.execute(*saving, ReadLeaves(), Close())
+    resumed = subject.execute(*(one.by for one in made), ARRIVE, seed=OTHER_SEED)
+    wanted = whole(result.of(LeavesResult).leaves or {})
+    step, state = oracle.arrival(resumed)
+    is_there = wanted and step == 3  # noqa: PLR2004  the second save
+    if is_there and all(one.shown(state) == one.shown(wanted) for one in made):
+        return None
+    return subject.evidence(resumed, saved=subject.tell(result))
+
+
+def _is_saved_alone(subject: Subject, change: Change) -> bool:
+    """Whether the changed job comes back when it is the only one that is saved.
+
+    Raises Unknown if not even an entry of the model does.
+    """
+    evidence = _not_as_saved(subject, [change], [change.by, Run(until=3, save_at=(3,))])
+    if evidence is not None and change.part == "model":
+        raise control_failed(f"the changed job does not load: {evidence['child']}")
+    return evidence is None
 
 
 # -- a load changes nothing but the job ----------------------------------------------------------
@@ -198,7 +235,8 @@ def test_a_load_leaves_what_surrounds_it(subject: Subject) -> None:
     Why: a model that stays in evaluation mode, a handler that is replaced, or a relative path that
     means another file from then on show long after the load, and nowhere near it (G02, P02, B13).
     How: with a manager that is open, note what surrounds the job, load, look again; the handler of
-    SIGTERM is the job's own.
+    SIGTERM is the job's own. The same where the newest step is damaged, so that a load passes over
+    it or refuses, and where nothing is whole.
     """
     golden = subject.golden()
     subject.materialize(golden)
@@ -209,10 +247,49 @@ def test_a_load_leaves_what_surrounds_it(subject: Subject) -> None:
     undisturbed.ended(subject, result, "a load without faults")
     before: Mapping[str, object] = result.of(ProbeResult, 1).value
     after: Mapping[str, object] = result.of(ProbeResult, 2).value
+    _require_unchanged(before, after, "a load")
+    _require_after_damage(subject, around)
+
+
+def _require_unchanged(
+    before: Mapping[str, object], after: Mapping[str, object], what: str
+) -> None:
+    """Raise Violation if something around a job is not as it was."""
     changed = [name for name, value in before.items() if after.get(name) != value]
     if changed:
         shown = {name: f"{before[name]} -> {after.get(name)}"[:300] for name in changed}
-        raise Violation("a load changes what surrounds the job", evidence={"changed": shown})
+        raise Violation(f"{what} changes what surrounds the job", evidence={"changed": shown})
+
+
+def _require_after_damage(subject: Subject, around: Probe) -> None:
+    """Look around loads of which the newest step is damaged, then of which all is.
+
+    What they give is not judged here, nor whether the process lives.
+    """
+    load = (around, Load(go_on=True), around)
+    ways = {
+        "a load beside a damaged newest step": spoil(subject),
+        "a load of damaged steps": Probe(probe="ckpt_conformance.harness.probes:scribble"),
+    }
+    for what, damage in ways.items():
+        subject.materialize(subject.golden())
+        ready = undisturbed.probe("get_ready")
+        result = subject.execute(ready, damage, *load, seed=OTHER_SEED)
+        seen = [one.value for one in result.all_of(ProbeResult)]
+        if len(seen) == 4:  # noqa: PLR2004  both looks were reached
+            _require_unchanged(seen[-2], seen[-1], what)
+
+
+def spoil(subject: Subject) -> Probe:
+    """Flip a bit in the middle of the largest file that the save of the newest step changed."""
+    golden = subject.golden()
+    old, new = (fingerprint(golden.snapshot(step)) for step in golden.saves)
+    folder = golden.snapshot(golden.saves[-1])
+    changed = [name for name in new if old.get(name) != new[name] and (folder / name).is_file()]
+    sizes = {name: (folder / name).stat().st_size for name in changed}
+    file = max(sizes, key=lambda name: sizes[name])
+    args = {"file": file, "offset": sizes[file] // 2}
+    return Probe(probe="ckpt_conformance.harness.probes:flip", args=args)
 
 
 @check("CKC-SIDE-011")
@@ -222,7 +299,8 @@ def test_saves_and_loads_leak_no_descriptor(subject: Subject) -> None:
     Why: a process may have some thousand files open; a job that leaks one in each save ends after
     days, in whatever opens the next one (O09).
     How: save twice, count the open descriptors, save six times more, count; do the same with loads.
-    Garbage is collected before; one more for each time is a leak.
+    Garbage is collected before; one more for each time is a leak. Then with loads beside a damaged
+    newest step, which pass over it or refuse.
     """
     count = undisturbed.probe("descriptors")
     saves: list[AnyOp] = [Save(step=step) for step in range(1, LEAKS + 3)]
@@ -231,12 +309,23 @@ def test_saves_and_loads_leak_no_descriptor(subject: Subject) -> None:
     result = undisturbed.ended(
         subject, subject.execute(*ops), "one save after the other, then loads"
     )
-    counts = [Counter(result.of(ProbeResult, at).value) for at in range(4)]
-    for what, before, after in (("saves", counts[0], counts[1]), ("loads", counts[2], counts[3])):
-        grown = after.total() - before.total()
-        if grown >= LEAKS:
-            new = dict((after - before).most_common(4))
-            raise Violation(f"{LEAKS} {what} leave {grown} descriptors open", evidence=new)
+    _require_none_left(result, 0, "saves")
+    _require_none_left(result, 2, "loads")
+    damage = spoil(subject)
+    subject.materialize(subject.golden())
+    beside: list[AnyOp] = [Load(go_on=True)] * (LEAKS + 2)
+    result = subject.execute(damage, *beside[:2], count, *beside[2:], count, seed=OTHER_SEED)
+    if len(result.all_of(ProbeResult)) == 3:  # noqa: PLR2004  it lived to the last count
+        _require_none_left(result, 1, "loads beside a damaged step")
+
+
+def _require_none_left(result: ProcessResult, at: int, what: str) -> None:
+    """Raise Violation if more descriptors are open at a probe than at the one before it."""
+    before, after = (Counter(result.of(ProbeResult, one).value) for one in (at, at + 1))
+    grown = after.total() - before.total()
+    if grown >= LEAKS:
+        new = dict((after - before).most_common(4))
+        raise Violation(f"{LEAKS} {what} leave {grown} descriptors open", evidence=new)
 
 
 # -- files ---------------------------------------------------------------------------------------

@@ -38,6 +38,28 @@ def scribble(child: Any) -> int:  # noqa: ANN401  a Child
     return total
 
 
+def flip(child: Any, file: str, offset: int) -> None:  # noqa: ANN401  a Child
+    """Flip a bit of a file of the manager, in place."""
+    with (child.root / file).open("r+b", buffering=0) as opened:
+        opened.seek(offset)
+        byte = opened.read(1)
+        opened.seek(offset)
+        opened.write(bytes([byte[0] ^ 1]))
+
+
+def gates(folder: Path, count: int) -> list[str]:
+    """Make places where two children meet; for who writes their programs, and no probe."""
+    places = [folder / f"gate-{number}" for number in range(count)]
+    for place in places:
+        rendezvous.make(place)
+    return [str(place) for place in places]
+
+
+def stand(_child: Any, gate: str) -> None:  # noqa: ANN401  a Child
+    """Let the other child come, and stand until it has gone."""
+    rendezvous.stand(Path(gate))
+
+
 def wait_for_the_other(_child: Any, gate: str) -> None:  # noqa: ANN401  a Child
     """Wait until another child is held in a save, or was not and says so."""
     rendezvous.enter(Path(gate))

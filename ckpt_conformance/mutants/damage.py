@@ -95,6 +95,23 @@ class OwnChecksum(Trusting):
 
 
 @mutant(
+    "O02-once",
+    url="safetensors/safetensors#220",
+    change="a file whose digest was verified once in a process is not verified again",
+    violates={"CKC-CORR-001"},
+)
+class VerifiesOnce(Trusting):
+    """Trusts a disk for as long as a process lives."""
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Verify a digest that was not seen yet; of others the size alone."""
+        seen: set[str] = self.__dict__.setdefault("seen", set())
+        if entry.blake3 not in seen or durable.file_size(file) != entry.size:
+            super().verify_file(file, entry)
+        seen.add(entry.blake3)
+
+
+@mutant(
     "O02",
     url="safetensors/safetensors#220",
     change="the digest covers a file's directory with its checksums, which nobody verifies",

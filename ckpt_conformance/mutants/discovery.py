@@ -18,12 +18,12 @@ from ckpt_conformance.reference_impl import (
     layout,
     resolve,
 )
+from ckpt_conformance.reference_impl.loading import OpenCheckpoint
 from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckpt_conformance.reference_impl.loading import OpenCheckpoint
     from ckpt_conformance.reference_impl.manifest import Manifest
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
@@ -278,6 +278,52 @@ class FirstSaveWins(CheckpointManager):
 
 
 @mutant(
+    "R01-weights",
+    url="huggingface/diffusers#14769",
+    change="a save of a step that is there with the same weights leaves it as it is",
+    violates={"CKC-DISC-008"},
+)
+class SameWeightsSameStep(CheckpointManager):
+    """Takes the weights for all of a step."""
+
+    def publish(self, staged: Path) -> CheckpointReference:
+        """Publish unless the step is there, and its model file has the same bytes."""
+        new = read_manifest(staged)
+        older = CheckpointReference(self.root, new.step, "model")
+        if resolve.candidate_at(older).complete:
+            name = layout.model_name(new.step)
+            if read_manifest(older.manifest_path).files[name] == new.files[name]:
+                self.abandon()
+                return older
+        return super().publish(staged)
+
+
+@mutant(
+    "R01-loaded",
+    url="huggingface/diffusers#14769",
+    change="a manager keeps what it has loaded of a step, also when the step is saved over",
+    violates={"CKC-DISC-008"},
+)
+class KeepsWhatItLoaded(CheckpointManager):
+    """Keeps the files of a step open; a save over the step gives its names to others."""
+
+    def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
+        """Open a step once."""
+        known: dict[int, OpenCheckpoint] = self.__dict__.setdefault("known", {})
+        if reference.step not in known:
+            opened = super().open_verified(reference, allowed)
+            known[reference.step] = StaysOpen(**vars(opened))
+        return known[reference.step]
+
+
+class StaysOpen(OpenCheckpoint):
+    """An open checkpoint that is not closed."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@mutant(
     "B04",
     url="NVIDIA-NeMo/Megatron-Bridge#5964",
     change="steps() names what the pointer names, load takes what the directory holds",
@@ -303,6 +349,37 @@ class TwoRules(CheckpointManager):
         latest = resolve.read_latest(self.root) or ""
         steps = (layout.flat_manifest_step(latest), layout.directory_step(latest))
         return [step for step in steps if step is not None]
+
+
+@mutant(
+    "B04-once",
+    url="NVIDIA-NeMo/Megatron-Bridge#5964",
+    change="a manager lists the directory once, and again only after its own saves",
+    violates={"CKC-DISC-009"},
+)
+class ListsOnce(CheckpointManager):
+    """Does not see what another process saves."""
+
+    first_look: list[int] | None = None
+
+    def steps(self) -> list[int]:
+        """The steps of the first look."""
+        if self.first_look is None:
+            self.first_look = super().steps()
+        return list(self.first_look)
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """Of the newest, what was there at the first look."""
+        candidates = super().candidates(*given, **named)
+        if not is_latest(given, named):
+            return candidates
+        newest = max(self.steps(), default=-1)
+        return [candidate for candidate in candidates if candidate.step <= newest]
+
+    def after_commit(self, reference: CheckpointReference) -> None:
+        """Look again."""
+        super().after_commit(reference)
+        self.first_look = None
 
 
 @mutant(

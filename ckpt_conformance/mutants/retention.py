@@ -144,6 +144,24 @@ class OneIsNoLimit(CheckpointManager):
 
 
 @mutant(
+    "C08-pattern",
+    url="huggingface/accelerate#1163",
+    change="rotation unlinks every file whose name holds the digits of the old step",
+    violates={"CKC-RETN-002"},
+)
+class UnlinksByPattern(CheckpointManager):
+    """Takes 1000001 for step 1."""
+
+    def unlink_listed(self, manifest_path: Path) -> None:
+        """Unlink what a pattern finds."""
+        step = read_manifest(manifest_path).step
+        super().unlink_listed(manifest_path)
+        for path in self.root.glob(f"*{step:06d}*.pt"):
+            if path.name not in self.live_files(step):
+                self.unlink(path)
+
+
+@mutant(
     "C05",
     url="huggingface/transformers#26961",
     change="rotation takes the time of modification for age",

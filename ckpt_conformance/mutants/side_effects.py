@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
 
@@ -14,6 +16,7 @@ from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointReference,
+    LoadResult,
     encode,
     layout,
     resolve,
@@ -25,10 +28,11 @@ from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import StateDict, Tree
-    from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.layout import Refusal
+    from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.manifest import Manifest
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 
@@ -83,6 +87,42 @@ class GetterClearsGradients(CheckpointManager):
 
 
 @mutant(
+    "G02-replaced",
+    url="pytorch/pytorch#164929",
+    change="a save over a step draws a name for the older one from the global generator",
+    violates={"CKC-SIDE-001"},
+)
+class DrawsAName(CheckpointManager):
+    """Draws where a step is there already, and nowhere else."""
+
+    def replace_flat(
+        self, reference: CheckpointReference, manifest: Manifest, staged: Path
+    ) -> None:
+        """Draw, then replace."""
+        random.getrandbits(32)
+        super().replace_flat(reference, manifest, staged)
+
+
+@mutant(
+    "G02-frozen",
+    url="pytorch/pytorch#140898",
+    change="a save puts the model in evaluation mode, and then all of it in the mode of its root",
+    violates={"CKC-SIDE-001"},
+)
+class OneModeForAll(CheckpointManager):
+    """Wakes layers that the user had frozen by eval()."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:  # noqa: ANN401
+        """Switch, read, switch back."""
+        is_training = model.training
+        model.eval()
+        try:
+            return super().capture_model(model)
+        finally:
+            model.train(is_training)
+
+
+@mutant(
     "G01-live",
     url="pytorch/pytorch#125708",
     change="a live optimizer is stepped on zero gradients, with weight decay, before it is loaded",
@@ -122,6 +162,48 @@ class PlanIsKept(CheckpointManager):
         if self.plan_of_the_first is None:
             self.plan_of_the_first = list(state)
         return {key: state[key] for key in self.plan_of_the_first}
+
+
+@mutant(
+    "J14-groups",
+    url="NVIDIA/Megatron-LM#4378",
+    change="parameter groups that were added after the first save of a manager are left out",
+    violates={"CKC-SIDE-008"},
+)
+class GroupsOfTheFirst(CheckpointManager):
+    """Counts the groups of each optimizer once."""
+
+    counts: dict[str, int] | None = None
+
+    def capture_optimizers(self, optimizers: Mapping[str, Tree]) -> StateDict:
+        """Take as many groups as there were."""
+        states = super().capture_optimizers(optimizers)
+        if self.counts is None:
+            self.counts = {name: len(state["param_groups"]) for name, state in states.items()}
+        return {
+            name: {**state, "param_groups": state["param_groups"][: self.counts.get(name)]}
+            for name, state in states.items()
+        }
+
+
+@mutant(
+    "J14-extra",
+    url="NVIDIA/Megatron-LM#4378",
+    change="keys of the user's dict that came after the first save of a manager are left out",
+    violates={"CKC-SIDE-008"},
+)
+class KeysOfTheFirst(CheckpointManager):
+    """Lists the keys once."""
+
+    keys: list[str] | None = None
+
+    def capture(self, step: int, **parts: Any) -> Snapshot:  # noqa: ANN401
+        """Take the keys that were there."""
+        extra: dict[str, Any] = parts.get("extra") or {}
+        if self.keys is None:
+            self.keys = list(extra)
+        parts["extra"] = {key: value for key, value in extra.items() if key in self.keys}
+        return super().capture(step, **parts)
 
 
 @mutant(
@@ -326,3 +408,46 @@ class LeaksADescriptor(CheckpointManager):
         super().fsync_dir(path)
         if path == self.root:
             os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+@mutant(
+    "B13-refused",
+    url="mosaicml/composer#1037",
+    change="a load works in the directory of the checkpoints, and comes back if it succeeds",
+    violates={"CKC-SIDE-010"},
+)
+class ReturnsIfItSucceeds(CheckpointManager):
+    """Undoes nothing where it raises."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Enter, load, come back."""
+        before = Path.cwd()
+        if self.root.is_dir():
+            os.chdir(self.root)
+        result = super().load(*given, **named)
+        os.chdir(before)
+        return result
+
+
+@mutant(
+    "O09-refused",
+    url="lm-sys/FastChat#351",
+    change="each load that passes over a damaged step leaves a descriptor of its directory open",
+    violates={"CKC-SIDE-011"},
+)
+class LeaksWhatItRefuses(CheckpointManager):
+    """Closes what it serves."""
+
+    def try_open(
+        self,
+        candidate: CheckpointReference,
+        job: Destinations,
+        allowed: set[str],
+        refused: list[Refusal],
+    ) -> tuple[OpenCheckpoint, LoadPlan] | None:
+        """Open the directory too, and close it only beside a whole step."""
+        directory = os.open(candidate.directory, os.O_RDONLY | os.O_CLOEXEC)
+        opened = super().try_open(candidate, job, allowed, refused)
+        if opened is not None:
+            os.close(directory)
+        return opened

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import glob
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
@@ -28,6 +29,25 @@ class RequiredFile(CheckpointManager):
         if not (reference.directory / "trainer_state.json").exists():
             raise CheckpointDamaged("it has no trainer_state.json")
         return super().open_verified(reference, allowed)
+
+
+@mutant(
+    "B13-glob",
+    url="mosaicml/composer#1037",
+    change="the directory is listed by a pattern, in which its own name is not escaped",
+    violates={"CKC-SMOK-002"},
+)
+class NameIsAPattern(CheckpointManager):
+    """Finds nothing in a directory whose name holds brackets."""
+
+    def steps(self) -> list[int]:
+        """List what the pattern finds."""
+        return super().steps() if glob.glob(f"{self.root}/*") else []  # noqa: PTH207  the bug
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:
+        """Look at what the pattern finds."""
+        found = glob.glob(f"{self.root}/*")  # noqa: PTH207  the bug
+        return super().candidates(*given, **named) if found else []
 
 
 @mutant(

@@ -23,6 +23,7 @@ from ckpt_conformance.harness import pending_saves
 from ckpt_conformance.harness.messages import JobSpec
 from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.workload import digests
+from ckpt_conformance.workload.rng import RngState
 
 BIG = 1 << 20  # float32 elements of the storage that a small view is cut from
 
@@ -131,6 +132,56 @@ def change_entry(child: Any, how: str) -> None:  # noqa: ANN401  a Child
         del model.constant
     else:
         model.constant = torch.rand(5)
+
+
+def freeze(child: Any) -> None:  # noqa: ANN401  a Child
+    """Put the first module without children in evaluation mode, as a frozen batch norm is."""
+    next(one for one in child.job.model.modules() if not any(one.children())).eval()
+
+
+def add_group(child: Any) -> None:  # noqa: ANN401  a Child
+    """Move the last parameter of the optimizer's first group into a new group, with its state."""
+    optimizer = child.job.optimizers["optimizer"]
+    first = optimizer.param_groups[0]
+    options = {key: value for key, value in first.items() if key not in ("params", "param_names")}
+    moved = first["params"].pop()
+    named = (first["param_names"].pop(), moved) if "param_names" in first else moved
+    optimizer.add_param_group({**options, "params": [named]})
+    for scheduler in child.job.schedulers.values():
+        for name in ("base_lrs", "lr_lambdas"):  # torch asks for one of each group
+            of_groups = getattr(getattr(scheduler, "scheduler", scheduler), name)
+            of_groups.append(of_groups[0])
+
+
+def change_keys(child: Any, how: str) -> None:  # noqa: ANN401  a Child
+    """Add a key to the user's own dict and to one in it, or remove one."""
+    value = child.job.extra.value
+    if how == "removed":
+        del value["note"], value["phase"]["index"]
+    else:
+        value["late"], value["phase"]["late"] = 17, [1.5]
+
+
+def change_component(child: Any, component: str) -> None:  # noqa: ANN401  a Child
+    """Change one component of the job, and no other; a disabled scaler has nothing to change."""
+    part = child.job.components[component]
+    with torch.no_grad():
+        if component == "model":
+            next(part.parameters()).view(-1)[:1].add_(1.0)
+        elif component.startswith("optimizer"):
+            part.param_groups[0]["lr"] *= 0.5
+        elif component.startswith("scheduler"):
+            getattr(part, "scheduler", part).last_epoch += 1
+        elif component == "ema":
+            part.updates += 1
+        elif component == "loader":
+            child.job.next_batch()
+        elif component == "extra":
+            part.value["tokens"] += 1
+        elif component == "rng":
+            RngState.draw()
+        elif component == "scaler":
+            part.update(part.get_scale() * 2)
 
 
 def two_managers(child: Any, other: str, kind: str) -> dict[str, Any]:  # noqa: ANN401  a Child

@@ -18,8 +18,10 @@ from ckpt_conformance.harness.messages import (
     Load,
     LoadResult,
     Materialize,
+    Probe,
     ReadLeaves,
     Train,
+    whole,
 )
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject import names as step_names
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.at_rest import Cut, Damage
     from ckpt_conformance.fault_injectors.payload import Place
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp
+    from ckpt_conformance.harness.messages import AnyOp, Leaves
     from ckpt_conformance.subject.subject import Golden, Subject
 
     Fault = Callable[[Path], Damage]  # does damage to a directory
@@ -113,9 +115,47 @@ def test_damaged_payload_is_never_served(subject: Subject) -> None:
     run silently from weights that nobody saved (O01, O02).
     How: flip one bit in tensors of each component in turn; flip several, zero a block, swap halves
     and swap two tensors where any bits are legal; change numbers in pickles by one, and the
-    step's own before and behind the payload; resume.
+    step's own before and behind the payload; resume. Then load, flip a bit, and load again, all by
+    one manager: what was whole once need not be so now.
     """
     never_served(subject, of_payload(subject))
+    if subject.info.shape == "manager":
+        never_served_after_a_load(subject)
+
+
+def never_served_after_a_load(subject: Subject) -> None:
+    """Raise Violation if a manager serves damage that came after its first load of the step."""
+    places = without_copies(subject.golden().snapshot(NEWEST), payload_of(subject))
+    place = max((one for one in places if one.component != GENERATORS), key=_length, default=None)
+    if place is None:
+        return
+    args = {"file": place.file, "offset": place.offset + place.length // 2}
+    flip = Probe(probe="ckpt_conformance.harness.probes:flip", args=args)
+    first, second = _loaded_twice(subject, flip)
+    if first is None or second in (None, first):
+        return
+    undamaged, again = _loaded_twice(subject)
+    if undamaged == again:
+        message = "damage that comes after the first load of a process is served to the second"
+        raise Violation(message, evidence={"differs": oracle.differences(second, first, first)})
+
+
+def _length(place: Place) -> int:
+    return place.length
+
+
+def _loaded_twice(subject: Subject, *between: AnyOp) -> tuple[Leaves | None, Leaves | None]:
+    """Load the newest step into two jobs by one manager; None for what is not that step."""
+    subject.materialize(subject.golden())
+    ops = (Load(go_on=True), ReadLeaves(), *between, Fresh(), Load(go_on=True), ReadLeaves())
+    result = subject.execute(*ops, seed=OTHER_SEED)
+    steps = [load.step for load in result.all_of(LoadResult)]
+    states = [
+        oracle.held(whole(x.leaves or {}), subject.holds) for x in result.all_of(LeavesResult)
+    ]
+    found = [state if step == NEWEST else None for step, state in zip(steps, states, strict=False)]
+    first, second, *_ = [*found, None, None]
+    return first, second
 
 
 def of_payload(subject: Subject) -> list[Fault]:

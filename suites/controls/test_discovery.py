@@ -7,7 +7,7 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract import trees
+from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     NotApplicable,
@@ -15,12 +15,17 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.harness import probes
 from ckpt_conformance.harness.messages import (
     Close,
+    CopyOut,
     ExitKind,
     Fresh,
     LeavesResult,
     Load,
+    LoadResult,
+    Materialize,
+    Options,
     Perturb,
     Probe,
     ReadLeaves,
@@ -43,7 +48,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import Leaves
+    from ckpt_conformance.harness.messages import AnyOp, Leaves
     from ckpt_conformance.subject.names import StepName
     from ckpt_conformance.subject.subject import Golden, Subject
 
@@ -51,6 +56,9 @@ if TYPE_CHECKING:
 
 WORSE = {Outcome.COLD_START, Outcome.SILENT_WRONG, Outcome.LOST_STEP}
 NEVER_WRONG = {Outcome.NEW, Outcome.PREVIOUS, Outcome.LOST_STEP, *REFUSALS}
+COMPONENTS = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra")
+CHANGE = "ckpt_conformance.subject.observing:change_component"
+DEADLINE = 20.0  # seconds of two processes that wait for each other
 POWERS = (9, 10, 99, 100)
 DRAWN = {"loader", "rng", "gradients"}  # what the first batch after a load changes
 WIDER = (999, 1_000, 999_999, 1_000_000)  # where a padding of three or six digits ends
@@ -407,6 +415,9 @@ def test_the_last_save_of_a_step_is_served(subject: Subject) -> None:
 
     Why: a stale sibling, or half of an older save of the same name, was preferred (R01, A10).
     How: save step 4, change every tensor, save step 4 again, restart; the control saved it once.
+    Then change one component after the other and save the step each time; then load, save and load
+    by one manager. Where a load gives another state than was saved, the control saves each into an
+    empty directory.
     """
     again = (Perturb(), Save(step=4))
     subject.execute(Train(n=4), Save(step=3), *again, Close())
@@ -421,6 +432,60 @@ def test_the_last_save_of_a_step_is_served(subject: Subject) -> None:
     message = "the second save of a step is not what is loaded"
     result = subject.resume()
     subject.judge(result, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
+    _require_each_second_save(subject)
+
+
+def _require_each_second_save(subject: Subject) -> None:
+    """Raise Violation if a save over a step is not what is loaded, whatever differs in it."""
+    over = _saved_one_by_one(subject, "over")
+    wrong = [what for what, (state, loaded) in over.items() if state != loaded]
+    alone = _saved_one_by_one(subject, "alone", is_alone=True) if wrong else {}
+    lost = [what for what in wrong if what in alone and alone[what][1] != over[what][1]]
+    if lost:
+        told = {
+            what: oracle.differences(over[what][1], over[what][0], subject.holds)
+            for what in lost[:2]
+        }
+        message = f"a second save of a step, {lost[0]} is not what is loaded"
+        raise Violation(message, evidence={"loaded != saved": told})
+
+
+def _saved_one_by_one(
+    subject: Subject, name: str, *, is_alone: bool = False
+) -> dict[str, tuple[Leaves, Leaves]]:
+    """Save step 4 again and again; give what was saved each time, and what a load gives of it.
+
+    Each save differs in one component from the one before; then the manager loads the last one,
+    the job is another one, and it saves and loads once more. With `is_alone` each save finds an
+    empty directory.
+    """
+    parts = [part for part in COMPONENTS if part in subject.holds]
+    folders = [subject.scratch / name / part for part in parts]
+    empty = subject.scratch / name / "empty"
+    empty.mkdir(parents=True)
+    first: list[AnyOp] = [Materialize(tree=str(empty))]
+    ops: list[AnyOp] = [*first, Train(n=4), Save(step=4)]
+    looks: list[AnyOp] = []
+    for part, folder in zip(parts, folders, strict=True):
+        change = Probe(probe=CHANGE, args={"component": part}, go_on=True)
+        ops += [*(first if is_alone else ()), change, ReadLeaves(), Save(step=4)]
+        ops += [CopyOut(tree=str(folder))]
+        looks += [Materialize(tree=str(folder)), Fresh(), Load(), ReadLeaves()]
+    ops += first if is_alone else [Load()]
+    ops += [Perturb(), ReadLeaves(), Save(step=4), Fresh(seed=OTHER_SEED), Load(), ReadLeaves()]
+    saving = _states(subject, subject.execute(*ops))
+    loading = _states(subject, subject.execute(*looks, seed=OTHER_SEED))
+    what = [f"in which only {part} is another," for part in parts]
+    found = dict(zip(what, zip(saving, loading, strict=False), strict=False))
+    if len(saving) == len(parts) + 2:
+        found["after a load by the same manager,"] = (saving[-2], saving[-1])
+    return found
+
+
+def _states(subject: Subject, result: ProcessResult) -> list[Leaves]:
+    """Return the held components of each state that a child digested."""
+    states = [whole(one.leaves or {}) for one in result.all_of(LeavesResult)]
+    return [oracle.held(state, subject.holds) for state in states]
 
 
 @check("CKC-DISC-009")
@@ -429,7 +494,8 @@ def test_steps_names_what_loads(subject: Subject) -> None:
 
     Why: two rules of discovery in one code base disagree, and one of them is used (B04, B11).
     How: save two steps; ask; load the latest and, where it can be asked for, each saved step. A
-    manager also saves across powers of ten, where text has another order.
+    manager also saves across powers of ten, where text has another order. One that is open in one
+    process is asked before and after another process saves a step more, and rotates.
     """
     golden = subject.golden()
     subject.materialize(golden)
@@ -448,6 +514,38 @@ def test_steps_names_what_loads(subject: Subject) -> None:
             f"steps() gives {listed}, what loads is {loads}",
             evidence={"loads": {step: subject.tell(result) for step, result in results.items()}},
         )
+    if subject.info.shape == "manager":
+        _require_seen_by_a_live_manager(subject)
+
+
+def _require_seen_by_a_live_manager(subject: Subject) -> None:
+    """Raise Violation if a manager that is open does not see what another process saves.
+
+    Who can't save beside a manager that is open is not judged: that is CKC-SIDE-012.
+    """
+    subject.materialize(subject.golden())
+    begin, end = probes.gates(subject.scratch, 2)
+    keep = max(subject.info.min_keep, min(2, subject.info.max_keep or 2))
+    kept = (
+        Options(keep_last=keep) if Capability.RETENTION in subject.info.capabilities else Options()
+    )
+    saves = Run(resume=True, until=6, save_at=(6,), go_on=True)
+    meet, leave = "wait_for_the_other", "let_the_other_go"
+    look = (Steps(go_on=True), Fresh(), Load(go_on=True))
+    meanwhile = (probe(meet, gate=begin), probe(leave, gate=begin), probe(meet, gate=end))
+    reader = subject.program(*look, *meanwhile, *look, probe(leave, gate=end), deadline=DEADLINE)
+    ops = (probe("stand", gate=begin), saves, probe("stand", gate=end))
+    writer = subject.program(*ops, rank=1, options=kept, deadline=DEADLINE)
+    looked, saved = subject.send([reader, writer])
+    listed = [result.steps for result in looked.all_of(StepsResult)]
+    loaded = [result.step for result in looked.all_of(LoadResult)]
+    if saved.steps_of("acknowledged") != [6] or len(loaded) < 2 or None in listed:  # noqa: PLR2004
+        return
+    there, latest = subject.steps(), oracle.step_of(subject.resume())
+    if (listed[-1], loaded[-1]) != (there, latest):
+        told = {"it lists": listed[-1], "a new process lists": there, "it loads": loaded[-1]}
+        message = "a manager that is open does not see what another process has saved"
+        raise Violation(message, evidence={**told, "a new process loads": latest})
 
 
 def _listed_across_powers(subject: Subject) -> list[int]:

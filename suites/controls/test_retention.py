@@ -23,6 +23,8 @@ from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
+    Load,
+    LoadResult,
     Options,
     RunResult,
     Save,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 ASK = (Close(), Steps())  # a manager may still be deleting: to close it is to wait for that
 HALF_DELETED = 6  # directories with a part of an old step, at the quick budget
+ALIKE = (1, 10, 1_000_001, 1_000_010, 1_000_100)  # the text of one holds that of another
 GROWTH = 4  # names more after six saves more, of which each deletes one
 ROTATION: Slot[Counted] = Slot("calls of a save that rotates")
 EITHER = {Outcome.NEW, Outcome.PREVIOUS}
@@ -299,7 +302,8 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     that saves in the background may keep one more until its next save. Where they are the right
     ones, look at how many names there are after 6, 12 and 18 saves: what grows with every deletion
     is left of it. Then as few as the adapter allows (`min_keep`): a limit of one is a limit. Then
-    save the newest step once more, where a manager does that: no other step goes for it.
+    save the newest step once more, where a manager does that: no other step goes for it. Then save
+    steps of which one has the digits of another, so that the shorter goes first.
     """
     keep = at_most(subject, max(3, fewest(subject)))
     saved = rotating(subject, 13, tuple(range(1, 13)), keep, watch=True)
@@ -322,6 +326,32 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
         _require_fewest(subject)
     if subject.info.shape == "manager":
         _require_no_loss_by_a_save_over(subject, keep)
+        _require_no_loss_by_digits(subject, keep)
+
+
+def _require_no_loss_by_digits(subject: Subject, keep: int) -> None:
+    """Raise Violation if a step goes, or its files, because its digits hold those of an old one."""
+    kept = list(ALIKE[-keep:])
+    listed, loaded = _saved_alike(subject, kept, Options(keep_last=keep))
+    if listed is None or (set(kept) <= set(listed) and loaded == kept):
+        return
+    if _saved_alike(subject, kept, Options()) == (list(ALIKE), kept):
+        message = f"of steps {', '.join(map(str, ALIKE))} rotation does not leave the newest {keep}"
+        raise Violation(message, evidence={"steps": listed, "loads": loaded})
+
+
+def _saved_alike(
+    subject: Subject, kept: list[int], options: Options
+) -> tuple[list[int] | None, list[int]]:
+    """Save the steps of `ALIKE`; list the steps, and load those of `kept` by their number."""
+    fresh(subject)
+    ops = [op for step in ALIKE for op in (discovery.probe("reach", step=step), Save())]
+    listed = subject.execute(*ops, *ASK, options=options).of(StepsResult).steps
+    if Capability.EXPLICIT_STEP not in subject.info.capabilities:
+        return listed, kept
+    loads = [Load(step=step, go_on=True) for step in kept]
+    results = subject.execute(*loads).all_of(LoadResult)
+    return listed, [result.step for result in results if result.step is not None]
 
 
 def _require_fewest(subject: Subject) -> None:

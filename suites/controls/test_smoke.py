@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
+STRANGE = ("run[1] *?", "50% of 'a' & \"b\" #{2}\nü")
+"""Names of directories: what patterns, URLs, formats and shells read in another way."""
+
 
 @check("CKC-SMOK-001")
 def test_a_new_process_loads_what_was_saved(subject: Subject) -> None:
@@ -52,6 +55,36 @@ def test_discovery_names_an_acknowledged_step(subject: Subject) -> None:
     for asked, listed in (("the live manager", live), ("a new process", subject.steps())):
         if 4 not in listed:  # noqa: PLR2004  the step that was saved last
             raise Violation(f"step 4 was acknowledged; {asked} lists {listed}")
+
+
+@check("CKC-SMOK-002")
+def test_discovery_names_a_step_in_a_directory_of_any_name(subject: Subject) -> None:
+    """What was saved is found whatever the name of the directory.
+
+    Why: a directory that is listed by a pattern, with its own name not escaped, has no step as soon
+    as a sweep puts brackets in the name: the run begins again at step 0 (B13).
+    How: save into directories whose names a pattern, a URL or a shell reads in another way; ask the
+    live manager, then one in a fresh process. A save that is refused is none.
+    """
+    controls.require(test_discovery_names_an_acknowledged_step, subject)
+    subject.reset()
+    for name in STRANGE:
+        _require_named_in(subject, name)
+
+
+def _require_named_in(subject: Subject, name: str) -> None:
+    """Raise Violation if what is saved into a directory of this name is not named there."""
+    root = subject.scratch / name
+    root.mkdir()
+    saved = subject.run(2, (2,), then=[Steps(go_on=True), Close()], root=root)
+    if saved.steps_of("acknowledged") != [2]:
+        return
+    again = subject.execute(Steps(), root=root)
+    for asked, result in (("the live manager", saved), ("a new process", again)):
+        listed = result.of(StepsResult).steps
+        if 2 not in (listed or ()):  # noqa: PLR2004  the step that was saved
+            message = f"step 2 was acknowledged in {name!r}; {asked} lists {listed}"
+            raise Violation(message, evidence=subject.evidence(result))
 
 
 @check("CKC-SMOK-003")

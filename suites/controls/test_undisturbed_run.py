@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import DEFAULT_KIND
 from ckpt_conformance.contract.verdicts import Violation
-from ckpt_conformance.harness.messages import Probe, ProbeResult, RunResult
+from ckpt_conformance.harness.messages import Probe, ProbeResult, Run, RunResult, Save, SaveResult
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ckpt_conformance.contract import StepRecord
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp
     from ckpt_conformance.subject.subject import Subject
 
 
@@ -35,7 +37,7 @@ def difference(plain: ProcessResult, saved: ProcessResult) -> dict[str, object]:
     """Name what differs between a run without saves and one with them."""
     evidence: dict[str, object] = {}
     without, with_saves = plain.of(RunResult), saved.of(RunResult)
-    pairs = zip(without.records, with_saves.records, strict=False)
+    pairs = zip(_records(plain), _records(saved), strict=False)
     first = next((record.step for record, other in pairs if record != other), None)
     if first is not None:
         evidence["first step that differs"] = first
@@ -49,21 +51,33 @@ def difference(plain: ProcessResult, saved: ProcessResult) -> dict[str, object]:
     return evidence | ({"around": changed} if changed else {})
 
 
+def _records(result: ProcessResult) -> list[StepRecord]:
+    """Return the records of all runs of a child."""
+    return [record for run in result.all_of(RunResult) for record in run.records]
+
+
 @check("CKC-SIDE-001")
 def test_a_run_with_saves_is_the_run_without(subject: Subject) -> None:
     """Saving changes nothing of the run: records, modes, gradients, optimizers, generators.
 
     Why: a getter that steps the optimizer, a draw from the global generator or a model left in
     evaluation mode makes every run that saves another run than one that does not (G02).
-    How: train the same job with and without saves, the first save inside an accumulation; compare
+    How: train the same job with and without saves, the first save inside an accumulation; a manager
+    saves the second step twice. One module is in evaluation mode while the others train. Compare
     each step's record, every component at the end, and what surrounds them.
     """
     kind = "accumulate" if "gradients" in subject.holds else DEFAULT_KIND
-    around = probe("surroundings")
-    plain = subject.run(7, (), kind=kind, final=True, then=[around])
-    ended(subject, plain, "a run without saves")
-    saved = subject.run(7, (1, 4), kind=kind, final=True, then=[around])
-    ended(subject, saved, "a run with saves")
+    again = [Save(step=4, go_on=True)] if subject.info.shape == "manager" else []
+
+    def run(save_at: tuple[int, ...], over: Sequence[Save]) -> ProcessResult:
+        parts: list[AnyOp] = [Run(until=4, save_at=save_at), *over] if again else []
+        rest = Run(until=7, save_at=() if again else save_at, final=True)
+        return subject.execute(probe("freeze"), *parts, rest, probe("surroundings"), kind=kind)
+
+    plain = ended(subject, run((), []), "a run without saves")
+    saved = run((1, 4), again)
+    if not any(one.error for one in saved.all_of(SaveResult)):
+        ended(subject, saved, "a run with saves")
     evidence = difference(plain, saved)
     if evidence:
         raise Violation("a run that saves is not the run that does not", evidence=evidence)
