@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,26 @@ class CastsSilently(CopiesIntoTheModel):
 
 
 @mutant(
+    "J04-width",
+    url="pytorch/pytorch#187138",
+    change="dtypes are compared by the size of an element: bits of one are read as another",
+    violates={"CKC-INTN-004"},
+)
+class ComparesWidths(CheckpointManager):
+    """Takes what fits into the memory for what belongs there."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare all but dtypes of one width."""
+        other = disguised(saved, live, "dtype")
+        alike = {
+            key: ref
+            for key, ref in other.items()
+            if isinstance(ref, TensorRef) and ref.dtype.itemsize == saved[key].dtype.itemsize
+        }
+        super().check_model({**saved, **alike}, live, manifest)
+
+
+@mutant(
     "J05",
     url="pytorch/pytorch#126604",
     change="of entries with another shape the overlap is copied",
@@ -177,6 +198,46 @@ class CopiesTheOverlap(CopiesIntoTheModel):
                 live[key][common].copy_(value[common])
                 state[key] = live[key]
         super().restore_model(model, state)
+
+
+@mutant(
+    "J05-count",
+    url="pytorch/pytorch#126604",
+    change="shapes are compared by their number of elements: each goes to another place",
+    violates={"CKC-INTN-005"},
+)
+class ComparesCounts(CheckpointManager):
+    """Takes what fits into the memory for what belongs there."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare all but shapes of as many elements."""
+        other = disguised(saved, live, "shape")
+        alike = {
+            key: ref
+            for key, ref in other.items()
+            if isinstance(ref, TensorRef) and math.prod(ref.shape) == math.prod(saved[key].shape)
+        }
+        super().check_model({**saved, **alike}, live, manifest)
+
+
+@mutant(
+    "J05-turned",
+    url="pytorch/pytorch#126604",
+    change="shapes are compared without the order of their sizes",
+    violates={"CKC-INTN-005"},
+)
+class ComparesSizes(CheckpointManager):
+    """Takes a matrix for its transposed one."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare all but the order of sizes."""
+        other = disguised(saved, live, "shape")
+        alike = {
+            key: ref
+            for key, ref in other.items()
+            if isinstance(ref, TensorRef) and sorted(ref.shape) == sorted(saved[key].shape)
+        }
+        super().check_model({**saved, **alike}, live, manifest)
 
 
 @mutant(

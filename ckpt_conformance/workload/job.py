@@ -27,8 +27,10 @@ class Job:
     generators and another data order: loading into it shows whatever is not put back. `variant`
     alters the destination: `drift` (other hyper-parameters), `dtype`, `shape`, `missing` (a
     parameter that no checkpoint holds), `unexpected` (a parameter less), `reordered` (parameter
-    groups in another order); the middle four also as `dtype-buffer` and so on. `without` names each
-    `Feature` that the model leaves out.
+    groups in another order); the middle four also as `dtype-buffer` and so on. What fits by its
+    size alone: `width` and `width-buffer` (another dtype, as many bytes), `count-buffer` (another
+    shape, as many elements), `turned-buffer` (a matrix that is transposed, of kind `pairs`).
+    `without` names each `Feature` that the model leaves out.
     """
 
     def __init__(

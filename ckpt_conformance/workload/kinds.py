@@ -88,7 +88,10 @@ KINDS: dict[str, Kind] = {
     ),
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
     "normal": Kind(is_normal=True, shows="generators that hold back a normal draw at the save"),
-    "pairs": Kind(models.WithPairs, shows="tensors of one shape, which a destination may tie"),
+    "pairs": Kind(
+        models.WithPairs,
+        shows="tensors of one shape, which a destination may tie; a matrix, which it may transpose",
+    ),
     "sparse": Kind(models.WithSparse, shows="a sparse tensor: no element lies at its place"),
     "quantized": Kind(models.WithQuantized, shows="a quantized tensor: bytes, scale and zero"),
     "meta": Kind(models.WithMeta, shows="a tensor on meta: what it holds is not there yet"),
@@ -189,6 +192,8 @@ def _varied(model: nn.Module, variant: str) -> nn.Module:
     inner: Any = model.get_submodule("inner") if hasattr(model, "inner") else None
     if variant == "dtype":
         inner.to(torch.float64 if inner.weight.dtype != torch.float64 else torch.float32)
+    elif variant == "width":
+        model.get_submodule("narrow").half()
     elif variant == "shape":
         inner.weight = nn.Parameter(torch.randn(FEATURES + 1, FEATURES))
     elif variant == "missing":
@@ -207,6 +212,12 @@ def _varied(model: nn.Module, variant: str) -> nn.Module:
 def _vary_buffer(model: nn.Module, variant: str) -> None:
     if variant == "dtype":
         model.constant = model.get_buffer("constant").bfloat16()
+    elif variant == "width":
+        model.constant = torch.randint(1 << 20, (3,), dtype=torch.int32)
+    elif variant == "count":
+        model.constant = torch.randn(3, 1)
+    elif variant == "turned":
+        model.grid = torch.randn(4, 6)
     elif variant == "shape":
         model.constant = torch.randn(4)
     elif variant == "missing":

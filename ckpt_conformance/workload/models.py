@@ -119,7 +119,7 @@ class WithUnused(Plain):
 
 
 class WithPairs(Plain):
-    """Beside what `Plain` has, two pairs of buffers of one shape; nothing is tied.
+    """Beside what `Plain` has, two pairs of buffers of one shape, and a matrix; nothing is tied.
 
     No other component names them, so the model alone shows that a pair is one in the destination.
     """
@@ -129,6 +129,7 @@ class WithPairs(Plain):
         super().__init__({*without, Feature.TIED})
         for name, size in (("left", FEATURES), ("right", FEATURES), ("gain", 1), ("lift", 1)):
             self.register_buffer(name, torch.rand(size) + 0.5)
+        self.register_buffer("grid", torch.rand(6, 4))
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to [B, 8]."""
