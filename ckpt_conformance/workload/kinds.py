@@ -15,6 +15,7 @@ from ckpt_conformance.contract import DEFAULT_KIND, Feature
 from ckpt_conformance.workload import models
 from ckpt_conformance.workload.loader import FEATURES, ShuffledLoader
 from ckpt_conformance.workload.state import (
+    CountingSgd,
     Ema,
     Extra,
     Gradients,
@@ -71,6 +72,10 @@ KINDS: dict[str, Kind] = {
         optimizer="steady",
         shows="an optimizer that adds state of its own beside state and param_groups",
     ),
+    "counters": Kind(
+        optimizer="counting",
+        shows="an optimizer whose state is numbers, lists and None, and whose factor is a tensor",
+    ),
     "accumulate": Kind(
         accumulate=3, shows="a save between two micro-batches: held gradients are state"
     ),
@@ -92,6 +97,7 @@ KINDS: dict[str, Kind] = {
         models.WithPairs,
         shows="tensors of one shape, which a destination may tie; a matrix, which it may transpose",
     ),
+    "names": Kind(models.WithNames, shows="names that become one where a manager rewrites them"),
     "sparse": Kind(models.WithSparse, shows="a sparse tensor: no element lies at its place"),
     "quantized": Kind(models.WithQuantized, shows="a quantized tensor: bytes, scale and zero"),
     "meta": Kind(models.WithMeta, shows="a tensor on meta: what it holds is not there yet"),
@@ -234,10 +240,16 @@ def _optimizers(
     named = list(itertools.compress(model.named_parameters(), is_listed))
     if kind.optimizer == "master":
         return {"optimizer": MasterSgd([p for _, p in named], rate, narrow)}
+    if kind.optimizer == "counting":
+        return {"optimizer": CountingSgd([p for _, p in named], rate)}
     matrices = [(name, p) for name, p in named if p.ndim > 1]
     vectors = [(name, p) for name, p in named if p.ndim <= 1]
     if variant == "reordered":
         matrices.reverse()
+    elif variant == "swapped":  # two of one shape and dtype
+        names = [name for name, _ in matrices]
+        one, other = names.index("inner.weight"), names.index("twin.weight")
+        matrices[one], matrices[other] = matrices[other], matrices[one]
     decaying: ParameterGroup = {
         "params": matrices,
         "weight_decay": 0.3 if variant == "drift" else 0.1,

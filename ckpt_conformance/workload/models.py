@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import TYPE_CHECKING, TypedDict
 
@@ -135,6 +136,40 @@ class WithPairs(Plain):
         """Map features [B, 8] and classes [B] to [B, 8]."""
         h = super().hidden(x, classes)
         return h * self.get_buffer("gain") + self.get_buffer("left")
+
+
+class WithNames(Plain):
+    """Beside what `Plain` has, parameters whose names become one where they are rewritten.
+
+    Without a `module` in the middle of a name; with each dot as an underscore, or each underscore
+    as a dot; without the dots; in lower case. All have one shape: no size tells them apart.
+    """
+
+    TWINS = (
+        ("stem.module.gain", "stem.gain"),
+        ("up.to_date", "up_to.date"),
+        ("in.side", "ins.ide"),
+        ("Gate.lift", "gate.lift"),
+    )
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        for name in itertools.chain.from_iterable(self.TWINS):
+            *folders, last = name.split(".")
+            inside: nn.Module = self
+            for folder in folders:
+                if not hasattr(inside, folder):
+                    inside.add_module(folder, nn.Module())
+                inside = inside.get_submodule(folder)
+            inside.register_parameter(last, nn.Parameter(torch.rand(FEATURES) + 0.5))
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        h = super().hidden(x, classes)
+        for one, other in self.TWINS:
+            h = h * self.get_parameter(one) + self.get_parameter(other)
+        return h
 
 
 class WithSparse(Plain):
