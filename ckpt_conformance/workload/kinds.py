@@ -49,6 +49,7 @@ class Kind:
     packing: int = 1  # samples in one row of a batch
     own: Callable[[int, Collection[str]], Extra] = Extra  # the user's own dict, from the seed
     is_normal: bool = False  # generators hold back the second of two normal draws at each save
+    is_drawing: bool = False  # the loader draws from the generators while it takes its state
     shows: str = ""  # what only this kind shows
 
 
@@ -92,7 +93,12 @@ KINDS: dict[str, Kind] = {
         own=Unusual, shows="integers beyond 53 bits, NaN bits, -0.0, dotted keys, foreign names"
     ),
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
-    "normal": Kind(is_normal=True, shows="generators that hold back a normal draw at the save"),
+    "normal": Kind(
+        is_normal=True,
+        is_drawing=True,
+        shows="generators that hold back a normal draw at the save, and a loader that draws at the "
+        "load",
+    ),
     "pairs": Kind(
         models.WithPairs,
         shows="tensors of one shape, which a destination may tie; a matrix, which it may transpose",
@@ -174,7 +180,9 @@ def build(name: str, seed: int, variant: str, without: Collection[str] = ()) -> 
     }
     scaler = GradScaler("cpu", init_scale=64.0 + 8 * (seed % 7), growth_interval=3)
     gradients = Gradients(model) if kind.accumulate > 1 else None
-    loader = ShuffledLoader(seed, workers=kind.workers, packing=kind.packing)
+    loader = ShuffledLoader(
+        seed, workers=kind.workers, packing=kind.packing, is_drawing=kind.is_drawing
+    )
     return Parts(
         model,
         optimizers,

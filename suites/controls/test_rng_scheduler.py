@@ -282,7 +282,8 @@ def test_a_normal_draw_that_python_holds_back_comes_back(subject: Subject) -> No
 
     Why: normal numbers are made in pairs; who saves the words of the generator alone loses the one
     that is held back, and all that follows is off by one (E05).
-    How: save between two calls of `random.gauss`; compare the whole state.
+    How: save between two calls of `random.gauss`; compare the whole state. The loader of this job
+    draws while it takes its state: generators are to be restored after it.
     """
     resumption.arrive(subject, "normal", owner=True)
     _generator(subject, "python", "normal")
@@ -293,7 +294,8 @@ def test_a_normal_draw_that_numpy_holds_back_comes_back(subject: Subject) -> Non
     """The second of two normal draws, which NumPy holds back, is there after the resume.
 
     Why: as with `random`: `get_state()[1:3]` is not the whole state (E05).
-    How: save between two calls of `numpy.random.standard_normal`; compare the whole state.
+    How: save between two calls of `numpy.random.standard_normal`; compare the whole state. The
+    loader of this job draws while it takes its state.
     """
     _generator(subject, "numpy", "normal")
 
@@ -302,10 +304,12 @@ def test_a_normal_draw_that_numpy_holds_back_comes_back(subject: Subject) -> Non
 def test_the_torch_generator_comes_back(subject: Subject) -> None:
     """At the first training step torch's generators stand where they stood at the save.
 
-    Why: dropout draws from them; what is set up after the load seeds them again (E01, E08).
-    How: compare their whole state, which differs by seed.
+    Why: dropout draws from them; what is set up after the load seeds them again (E01, E08), and a
+    loader that draws while it takes its state moves generators that were restored before it (E03).
+    How: compare their whole state, which differs by seed; also with such a loader.
     """
     _generator(subject, "torch")
+    _generator(subject, "torch", "normal")
 
 
 @check("CKC-COMP-009")
