@@ -143,11 +143,15 @@ def test_an_entry_that_the_checkpoint_lacks_is_refused(subject: Subject) -> None
     Why: a load that is not strict leaves random weights: a file whose keys all had a foreign prefix
     loaded nothing and said nothing (M05); strict was accepted and ignored (J06); tensors of a hole
     in the list of chunks stay as they were (J07, MX3).
-    How: load into a model with a buffer more, with a parameter more; and, where a checkpoint lists
-    chunks, load one in which half of a tensor has no chunk.
+    How: load into a model with a buffer more, with a counter of batches more, as a norm has, with a
+    parameter more; and, where a checkpoint lists chunks, load one in which half of a tensor has no chunk.
     """
     message = "an entry that the checkpoint lacks is left as it was initialised"
-    destinations = [_Destination(one, ("newcomer",)) for one in ("missing-buffer", "missing")]
+    destinations = (
+        _Destination("missing-buffer", ("newcomer",)),
+        _Destination("counter-buffer", ("norm.num_batches_tracked",)),
+        _Destination("missing", ("newcomer",)),
+    )
     _no_misfit(subject, destinations, message)
     _no_hole(subject, message)
 

@@ -259,6 +259,29 @@ class StrictIsIgnored(CopiesIntoTheModel):
 
 
 @mutant(
+    "J06-counter",
+    url="pytorch/pytorch#126285",
+    change="a counter of batches may be missing, as it is in checkpoints of old releases of torch",
+    violates={"CKC-INTN-006"},
+)
+class CounterIsOptional(CopiesIntoTheModel):
+    """Forgives by the end of a name."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare all but such counters that were not saved."""
+        needed = {
+            key: entry
+            for key, entry in live.items()
+            if key in saved or not key.endswith("num_batches_tracked")
+        }
+        super().check_model(saved, needed, manifest)
+
+    def restore_model(self, model: Any, state: StateDict) -> None:  # noqa: ANN401
+        """Load without strict; what was needed was compared."""
+        model.load_state_dict(state, strict=False)
+
+
+@mutant(
     "M05-result",
     url="MakazhanAlpamys/Soup#351",
     change="the model is loaded with strict=False and the result is not looked at",

@@ -30,8 +30,8 @@ class Job:
     (parameters of a group in another order, all or two of one shape); those from `dtype` to
     `unexpected` also as `dtype-buffer` and so on. What fits by its size alone: `width` and
     `width-buffer` (another dtype, as many bytes), `count-buffer` (another shape, as many elements),
-    `turned-buffer` (a matrix that is transposed, of kind `pairs`). `without` names each `Feature`
-    that the model leaves out.
+    `turned-buffer` (a matrix that is transposed, of kind `pairs`). `counter-buffer` is a counter of
+    batches that no checkpoint holds. `without` names each `Feature` that the model leaves out.
     """
 
     def __init__(

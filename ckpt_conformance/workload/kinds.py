@@ -236,6 +236,10 @@ def _vary_buffer(model: nn.Module, variant: str) -> None:
         model.constant = torch.randn(4)
     elif variant == "missing":
         model.register_buffer("newcomer", torch.randn(FEATURES))
+    elif variant == "counter":
+        norm = nn.Module()
+        norm.register_buffer("num_batches_tracked", torch.randint(1 << 20, ()))
+        model.norm = norm
     elif variant == "unexpected":
         del model.constant
 

@@ -59,7 +59,7 @@ class ShuffledLoader:
     A batch has `batch` rows of `packing` samples each; positions count batches.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a loader may be told
         self,
         seed: int,
         *,
