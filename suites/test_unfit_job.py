@@ -144,7 +144,8 @@ def test_an_entry_that_the_checkpoint_lacks_is_refused(subject: Subject) -> None
     loaded nothing and said nothing (M05); strict was accepted and ignored (J06); tensors of a hole
     in the list of chunks stay as they were (J07, MX3).
     How: load into a model with a buffer more, with a counter of batches more, as a norm has, with a
-    parameter more; and, where a checkpoint lists chunks, load one in which half of a tensor has no chunk.
+    parameter more; and, where a checkpoint lists chunks, load one in which half of a tensor has no
+    chunk.
     """
     message = "an entry that the checkpoint lacks is left as it was initialised"
     destinations = (

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.mutants.damage import OwnChecksum
 from ckpt_conformance.reference_impl import CheckpointManager, durable, torch_zip
 from ckpt_conformance.reference_impl.manifest import FileEntry
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
-
-    import torch
 
     from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
@@ -63,6 +64,31 @@ def rest_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return what follows the last whole block."""
     block = 48 * MIB // tensor.element_size()
     return tensor.detach().view(-1)[tensor.numel() // block * block :]
+
+
+@mutant(
+    "K03-large",
+    url="TensorAuto/OpenTau#185",
+    change="moments of more than 2**20 elements pass through bf16, to save half of their bytes",
+    violates={"CKC-COMP-003"},
+)
+class NarrowWhereItPays(CheckpointManager):
+    """Loses low bits where nobody has looked."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        """Round what is large."""
+        saved = super().capture_optimizers(optimizers)
+        for state in saved.values():
+            state["state"] = {
+                number: {key: _rounded(value) for key, value in entry.items()}
+                for number, entry in state["state"].items()
+            }
+        return saved
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401  what an optimizer keeps
+    is_long = isinstance(value, torch.Tensor) and value.numel() > MIB
+    return value.bfloat16().to(value.dtype) if is_long else value
 
 
 @mutant(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LARGE = 64 << 20  # bytes; more than any chunk or buffer of a manager that we know of
 HUGE = (4 << 30) + LARGE  # bytes; a write takes 2 GiB at most, and zip counts 4 GiB in 32 bits
+WIDE = (1 << 20) + 8  # elements of a parameter: more than what rules of a size call small
 MANY = 66_000  # tensors; zip counts 65,535 records in 16 bits
 
 
@@ -234,7 +235,8 @@ class WithBits(Plain):
 class WithLarge(Plain):
     """Beside what `Plain` has, a buffer that is larger than what programs read or write at once.
 
-    No element is like another, so that no part can stand for another one.
+    No element is like another, so that no part can stand for another one. And a parameter of more
+    than 2**20 elements, so that an optimizer has moments of that size.
     """
 
     def __init__(self, without: Collection[str] = (), elements: int = LARGE // 4) -> None:
@@ -242,6 +244,11 @@ class WithLarge(Plain):
         super().__init__(without)
         first = int(torch.randint(1 << 20, ()))
         self.register_buffer("large", torch.arange(first, first + elements, dtype=torch.int32))
+        self.wide = nn.Parameter(torch.rand(WIDE) + 0.5)
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        return super().hidden(x, classes) * self.wide[-FEATURES:]
 
 
 class WithHuge(WithLarge):

@@ -39,7 +39,8 @@ def _is_step(path: str) -> bool:
     return path.startswith("state.") and path.endswith(".step")
 
 
-def _is_moment(path: str) -> bool:
+def is_moment(path: str) -> bool:
+    """Tell whether a leaf of an optimizer is state of a parameter, and no step counter."""
     return path.startswith("state.") and not path.endswith((".step", "()"))
 
 
@@ -54,7 +55,7 @@ def test_moments_reach_a_fresh_optimizer(subject: Subject) -> None:
     saved, arrived = resumption.arrive(subject)
     known = _with_state(saved["optimizer"])
     lost = resumption.differing(
-        saved, arrived, "optimizer", lambda path: _is_moment(path) and _owner_of(path) in known
+        saved, arrived, "optimizer", lambda path: is_moment(path) and _owner_of(path) in known
     )
     if lost:
         raise Violation("the optimizer's moments are lost", evidence={"arrived != saved": lost})
@@ -112,7 +113,7 @@ def test_optimizer_state_keeps_its_own_dtype(subject: Subject) -> None:
     controls.require(test_moments_reach_a_fresh_optimizer, subject)
     message = "optimizer state lost its dtype or its bits"
     suspect = resumption.Suspect(OPTIMIZER_CAST, (fault_injectors.spec("torch-cast"),))
-    resumption.identity(subject, "optimizer", message, _is_moment, "masters", suspect)
+    resumption.identity(subject, "optimizer", message, is_moment, "masters", suspect)
 
 
 @check("CKC-COMP-004")
