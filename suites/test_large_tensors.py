@@ -21,9 +21,10 @@ from ckpt_conformance.contract.verdicts import (
 from ckpt_conformance.fault_injectors import at_rest, large_save, payload
 from ckpt_conformance.fault_injectors.large_save import KIND, MIB, SYSTEM_CALL, told
 from ckpt_conformance.harness.messages import ExitKind
-from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject import controls, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import SAVES
+from ckpt_conformance.suites.controls import test_rng_scheduler as rng_scheduler
 
 if TYPE_CHECKING:
     import random
@@ -55,6 +56,19 @@ def test_a_large_tensor_is_the_saved_one(subject: Subject) -> None:
         large_save.require_room(subject)
         for kind in ("many", "huge"):
             comes_back(subject, kind)
+
+
+@check("CKC-COMP-003")
+def test_large_moments_keep_their_bits(subject: Subject) -> None:
+    """Moments of more than 2**20 elements arrive with the dtype and the bits that were saved.
+
+    Why: where half of the bytes of a moment is worth saving, it is rounded on its way (K03); a rule
+    that asks for a size leaves small ones as they are.
+    How: the same job, whose optimizer holds such moments; compare those of every parameter.
+    """
+    controls.require(rng_scheduler.test_moments_reach_a_fresh_optimizer, subject)
+    message = "moments of more than 2**20 elements lost their dtype or their bits"
+    resumption.identity(subject, "optimizer", message, rng_scheduler.is_moment, KIND)
 
 
 def comes_back(subject: Subject, kind: str) -> None:

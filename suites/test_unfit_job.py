@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
@@ -14,7 +15,7 @@ from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import Fault
@@ -31,19 +32,30 @@ def _refused(result: ProcessResult) -> bool:
     return result.exit_kind is ExitKind.ENDED and result.error is not None
 
 
-def _misfit(subject: Subject, variant: str, *faults: Fault) -> ProcessResult:
+@dataclass(frozen=True)
+class _Destination:
+    """A job that is altered, so that these entries of its model do not fit the checkpoint."""
+
+    variant: str
+    entries: tuple[str, ...]
+    kind: str = DEFAULT_KIND
+
+
+def _misfit(subject: Subject, into: _Destination, *faults: Fault) -> ProcessResult:
     """Load the newest step into a job whose model was altered; any refusal is right."""
-    golden = subject.golden()
+    golden = subject.golden(kind=into.kind)
     subject.loaded(golden, 4)
     subject.materialize(golden)
-    return subject.resume(variant=variant, faults=faults)
+    return subject.resume(kind=into.kind, variant=into.variant, faults=faults)
 
 
-def _altered(subject: Subject, result: ProcessResult, entries: Sequence[str]) -> dict[str, str]:
+def _altered(
+    subject: Subject, result: ProcessResult, entries: Sequence[str], kind: str = DEFAULT_KIND
+) -> dict[str, str]:
     """Return the named model entries that arrived otherwise than they were saved."""
     _, state = oracle.arrival(result)
-    saved = subject.golden().at[4]["model"]
-    loaded = subject.golden().loaded[4]["model"]
+    saved = subject.golden(kind=kind).at[4]["model"]
+    loaded = subject.golden(kind=kind).loaded[4]["model"]
     arrived = state.get("model", {})
     if any(loaded.get(name) != saved.get(name) for name in entries):
         raise bit_exact.model_trouble(subject)
@@ -54,18 +66,18 @@ def _altered(subject: Subject, result: ProcessResult, entries: Sequence[str]) ->
     }
 
 
-def _no_misfit(subject: Subject, cases: Mapping[str, tuple[str, ...]], message: str) -> None:
+def _no_misfit(subject: Subject, destinations: Sequence[_Destination], message: str) -> None:
     """Raise Violation if an altered destination is filled in another way than it was saved.
 
     One that the manager fills by itself before one that torch fills.
     """
     of_torch: Violation | None = None
-    for variant, entries in cases.items():
-        result = _misfit(subject, variant)
-        if wrong := _wrong(subject, result, entries):
-            evidence = subject.evidence(result, destination=variant, entries=wrong)
+    for into in destinations:
+        result = _misfit(subject, into)
+        if wrong := _wrong(subject, result, into):
+            evidence = subject.evidence(result, destination=into.variant, entries=wrong)
             violation = Violation(message, evidence=evidence)
-            if not _is_cast_by_torch(subject, variant, entries):
+            if not _is_cast_by_torch(subject, into):
                 raise violation
             violation.origin = MODULE_CAST
             of_torch = of_torch or violation
@@ -73,17 +85,17 @@ def _no_misfit(subject: Subject, cases: Mapping[str, tuple[str, ...]], message: 
         raise of_torch
 
 
-def _wrong(subject: Subject, result: ProcessResult, entries: Sequence[str]) -> dict[str, str]:
+def _wrong(subject: Subject, result: ProcessResult, into: _Destination) -> dict[str, str]:
     """Return the entries that arrived otherwise than they were saved; empty if it refused."""
     if result.exit_kind is not ExitKind.ENDED:
         return {"the load": subject.tell(result)}
-    return {} if _refused(result) else _altered(subject, result, entries)
+    return {} if _refused(result) else _altered(subject, result, into.entries, into.kind)
 
 
-def _is_cast_by_torch(subject: Subject, variant: str, entries: Sequence[str]) -> bool:
+def _is_cast_by_torch(subject: Subject, into: _Destination) -> bool:
     """Whether the same load is right with a torch that does not cast."""
-    again = _misfit(subject, variant, fault_injectors.spec("torch-cast"))
-    return again.has_fired and not _wrong(subject, again, entries)
+    again = _misfit(subject, into, fault_injectors.spec("torch-cast"))
+    return again.has_fired and not _wrong(subject, again, into)
 
 
 @check("CKC-INTN-004")
@@ -91,23 +103,37 @@ def test_another_dtype_is_refused_never_cast(subject: Subject) -> None:
     """A destination of another dtype is refused, or takes the saved dtype; nothing is cast unsaid.
 
     Why: float32 weights were read into a bfloat16 template and lost their low bits without a word;
-    shapes were checked, dtypes were not (J04).
-    How: load into a model with a bfloat16 buffer, and into one with a float64 layer. What is cast
+    shapes were checked, dtypes were not (J04). Where only the size of an element is compared, bits
+    of one dtype are read as another.
+    How: load into a model with a bfloat16 buffer, and into one with a float64 layer; into one with
+    an int32 buffer for float32, and one with a float16 layer for bfloat16. What is cast
     is loaded once more with a torch that does not cast: if that is right, the violation is torch's.
     """
-    cases = {"dtype-buffer": ("constant",), "dtype": ("inner.weight", "inner.bias")}
-    _no_misfit(subject, cases, "an entry was cast to the dtype of its destination, silently")
+    destinations = (
+        _Destination("dtype-buffer", ("constant",)),
+        _Destination("dtype", ("inner.weight", "inner.bias")),
+        _Destination("width-buffer", ("constant",)),
+        _Destination("width", ("narrow.weight", "narrow.bias")),
+    )
+    _no_misfit(subject, destinations, "an entry was cast to the dtype of its destination, silently")
 
 
 @check("CKC-INTN-005")
 def test_another_shape_is_refused_never_cut(subject: Subject) -> None:
     """A destination of another shape is refused; no part of an entry is copied.
 
-    Why: where the overlap of two shapes is copied, the rest stays as it was initialised (J05).
-    How: load into a model with a longer buffer, and into one with a larger layer.
+    Why: where the overlap of two shapes is copied, the rest stays as it was initialised (J05);
+    where only the number of elements is compared, each goes to another place.
+    How: load into a model with a longer buffer, and into one with a larger layer; into one with a
+    column for a row, and one with a matrix that is transposed.
     """
-    cases = {"shape-buffer": ("constant",), "shape": ("inner.weight",)}
-    _no_misfit(subject, cases, "an entry of another shape was filled in part, silently")
+    destinations = (
+        _Destination("shape-buffer", ("constant",)),
+        _Destination("shape", ("inner.weight",)),
+        _Destination("count-buffer", ("constant",)),
+        _Destination("turned-buffer", ("grid",), "pairs"),
+    )
+    _no_misfit(subject, destinations, "an entry of another shape was filled in part, silently")
 
 
 @check("CKC-INTN-006")
@@ -117,11 +143,17 @@ def test_an_entry_that_the_checkpoint_lacks_is_refused(subject: Subject) -> None
     Why: a load that is not strict leaves random weights: a file whose keys all had a foreign prefix
     loaded nothing and said nothing (M05); strict was accepted and ignored (J06); tensors of a hole
     in the list of chunks stay as they were (J07, MX3).
-    How: load into a model with a buffer more, with a parameter more; and, where a checkpoint lists
-    chunks, load one in which half of a tensor has no chunk.
+    How: load into a model with a buffer more, with a counter of batches more, as a norm has, with a
+    parameter more; and, where a checkpoint lists chunks, load one in which half of a tensor has no
+    chunk.
     """
     message = "an entry that the checkpoint lacks is left as it was initialised"
-    _no_misfit(subject, {"missing-buffer": ("newcomer",), "missing": ("newcomer",)}, message)
+    destinations = (
+        _Destination("missing-buffer", ("newcomer",)),
+        _Destination("counter-buffer", ("norm.num_batches_tracked",)),
+        _Destination("missing", ("newcomer",)),
+    )
+    _no_misfit(subject, destinations, message)
     _no_hole(subject, message)
 
 
@@ -162,7 +194,7 @@ def test_an_entry_that_the_job_lacks_is_refused_or_reported(subject: Subject) ->
     in what the process printed.
     """
     for variant, entry in (("unexpected-buffer", "constant"), ("unexpected", "twin.bias")):
-        result = _misfit(subject, variant)
+        result = _misfit(subject, _Destination(variant, (entry,)))
         if not _refused(result) and entry not in result.output:
             raise Violation(
                 f"the saved entry {entry!r} has no destination and is dropped in silence",

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 def _change(optimizer: Any, key: str, new: Callable[[Any, Any], Any]) -> None:
-    """Replace an entry of each parameter's state; an empty key means all but `step`."""
+    """Replace a tensor of each parameter's state; an empty key means all but `step`."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            if name == key or (not key and name != "step"):
+            is_meant = name == key or (not key and name != "step")
+            if is_meant and isinstance(value, torch.Tensor):
                 state[name] = new(parameter, value)
 
 

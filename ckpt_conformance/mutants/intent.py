@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,26 @@ class CastsSilently(CopiesIntoTheModel):
 
 
 @mutant(
+    "J04-width",
+    url="pytorch/pytorch#187138",
+    change="dtypes are compared by the size of an element: bits of one are read as another",
+    violates={"CKC-INTN-004"},
+)
+class ComparesWidths(CheckpointManager):
+    """Takes what fits into the memory for what belongs there."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare all but dtypes of one width."""
+        other = disguised(saved, live, "dtype")
+        alike = {
+            key: ref
+            for key, ref in other.items()
+            if isinstance(ref, TensorRef) and ref.dtype.itemsize == saved[key].dtype.itemsize
+        }
+        super().check_model({**saved, **alike}, live, manifest)
+
+
+@mutant(
     "J05",
     url="pytorch/pytorch#126604",
     change="of entries with another shape the overlap is copied",
@@ -180,6 +201,46 @@ class CopiesTheOverlap(CopiesIntoTheModel):
 
 
 @mutant(
+    "J05-count",
+    url="pytorch/pytorch#126604",
+    change="shapes are compared by their number of elements: each goes to another place",
+    violates={"CKC-INTN-005"},
+)
+class ComparesCounts(CheckpointManager):
+    """Takes what fits into the memory for what belongs there."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare all but shapes of as many elements."""
+        other = disguised(saved, live, "shape")
+        alike = {
+            key: ref
+            for key, ref in other.items()
+            if isinstance(ref, TensorRef) and math.prod(ref.shape) == math.prod(saved[key].shape)
+        }
+        super().check_model({**saved, **alike}, live, manifest)
+
+
+@mutant(
+    "J05-turned",
+    url="pytorch/pytorch#126604",
+    change="shapes are compared without the order of their sizes",
+    violates={"CKC-INTN-005"},
+)
+class ComparesSizes(CheckpointManager):
+    """Takes a matrix for its transposed one."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare all but the order of sizes."""
+        other = disguised(saved, live, "shape")
+        alike = {
+            key: ref
+            for key, ref in other.items()
+            if isinstance(ref, TensorRef) and sorted(ref.shape) == sorted(saved[key].shape)
+        }
+        super().check_model({**saved, **alike}, live, manifest)
+
+
+@mutant(
     "J06",
     url="pytorch/pytorch#126285",
     change="entries that the checkpoint lacks are passed over: strict is accepted and ignored",
@@ -194,6 +255,29 @@ class StrictIsIgnored(CopiesIntoTheModel):
 
     def restore_model(self, model: Any, state: StateDict) -> None:  # noqa: ANN401
         """Load without strict."""
+        model.load_state_dict(state, strict=False)
+
+
+@mutant(
+    "J06-counter",
+    url="pytorch/pytorch#126285",
+    change="a counter of batches may be missing, as it is in checkpoints of old releases of torch",
+    violates={"CKC-INTN-006"},
+)
+class CounterIsOptional(CopiesIntoTheModel):
+    """Forgives by the end of a name."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare all but such counters that were not saved."""
+        needed = {
+            key: entry
+            for key, entry in live.items()
+            if key in saved or not key.endswith("num_batches_tracked")
+        }
+        super().check_model(saved, needed, manifest)
+
+    def restore_model(self, model: Any, state: StateDict) -> None:  # noqa: ANN401
+        """Load without strict; what was needed was compared."""
         model.load_state_dict(state, strict=False)
 
 

@@ -115,6 +115,31 @@ def rest_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @mutant(
+    "K03-large",
+    url="TensorAuto/OpenTau#185",
+    change="moments of more than 2**20 elements pass through bf16, to save half of their bytes",
+    violates={"CKC-COMP-003"},
+)
+class NarrowWhereItPays(CheckpointManager):
+    """Loses low bits where nobody has looked."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        """Round what is large."""
+        saved = super().capture_optimizers(optimizers)
+        for state in saved.values():
+            state["state"] = {
+                number: {key: _rounded(value) for key, value in entry.items()}
+                for number, entry in state["state"].items()
+            }
+        return saved
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401  what an optimizer keeps
+    is_long = isinstance(value, torch.Tensor) and value.numel() > MIB
+    return value.bfloat16().to(value.dtype) if is_long else value
+
+
+@mutant(
     "A07-large",
     url="pytorch/pytorch#8477",
     change="what is large is written by one bare write, whose count nobody looks at",

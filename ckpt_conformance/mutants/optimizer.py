@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import CheckpointManager, CheckpointReference
+from ckpt_conformance.reference_impl import (
+    CheckpointManager,
+    CheckpointMismatch,
+    CheckpointReference,
+)
 from ckpt_conformance.reference_impl.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -21,7 +25,10 @@ if TYPE_CHECKING:
 
 MOMENTS, COUNTERS = "CKC-COMP-001", "CKC-COMP-002"
 RUN = "CKC-RSUM-001"
-NAMES = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "momentum_buffer", "master")
+NAMES = (
+    *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "momentum_buffer", "master"),
+    *("mean", "sizes", "skipped"),
+)
 
 
 def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
@@ -112,6 +119,46 @@ class KeepsTheKnownKeys(CheckpointManager):
 
 
 @mutant(
+    "G18-numbers",
+    url="NVIDIA-NeMo/Automodel#763",
+    change="of an optimizer's state only tensors are saved",
+    violates={COUNTERS},
+)
+class KeepsTensors(CheckpointManager):
+    """Takes what is no tensor for what the constructor makes."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave numbers, lists and None out."""
+        saved = super().capture_optimizers(optimizers)
+        for state in saved.values():
+            state["state"] = {
+                number: {key: v for key, v in entry.items() if isinstance(v, torch.Tensor)}
+                for number, entry in state["state"].items()
+            }
+        return saved
+
+
+@mutant(
+    "F04-number",
+    url="pytorch/pytorch#140900",
+    change="a tensor in a parameter group is saved as a number",
+    violates={"CKC-COMP-004"},
+)
+class GroupsAreNumbers(CheckpointManager):
+    """Writes what a person can read."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        """Take the number out of each tensor."""
+        saved = super().capture_optimizers(optimizers)
+        for state in saved.values():
+            state["param_groups"] = [
+                {key: v.item() if isinstance(v, torch.Tensor) else v for key, v in group.items()}
+                for group in state["param_groups"]
+            ]
+        return saved
+
+
+@mutant(
     "G04",
     url="verl-project/verl#7283",
     change="the load fills in state for parameters that have none",
@@ -141,6 +188,25 @@ class MappedByPosition(CheckpointManager):
     def describe_optimizer(self, optimizer: Any, model: Any) -> ComponentFacts:
         """Keep no names."""
         return {**super().describe_optimizer(optimizer, model), "param_names": None}
+
+
+@mutant(
+    "G05-shapes",
+    url="pytorch/pytorch#113673",
+    change="optimizer state is mapped by position where shapes and dtypes fit, else refused",
+    violates={"CKC-COMP-016"},
+)
+class MappedWhereItFits(MappedByPosition):
+    """Takes two parameters of one shape for each other."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Refuse moments of another shape or dtype than their parameter's."""
+        for number, entry in state["state"].items():
+            parameter = _parameters(optimizer)[number]
+            for key in entry.keys() & {"exp_avg", "exp_avg_sq"}:  # AdamW's; of the parameter's kind
+                if (entry[key].shape, entry[key].dtype) != (parameter.shape, parameter.dtype):
+                    raise CheckpointMismatch(f"state {key} of parameter {number} does not fit")
+        super().restore_optimizer(optimizer, state)
 
 
 @mutant(

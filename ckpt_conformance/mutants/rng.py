@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ckpt_conformance.reference_impl.encode import StateDict, Tree
+    from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan
 
 PYTHON, NUMPY, TORCH = "CKC-COMP-006", "CKC-COMP-007", "CKC-COMP-008"
 RUN = "CKC-RSUM-001"
@@ -74,6 +75,24 @@ class SamplerDraws(Trainer):
         while True:
             torch.empty((), dtype=torch.int64).random_()
             yield from job.loader
+
+
+@mutant(
+    "E03-first",
+    url="huggingface/transformers#21390",
+    change="generators are restored before the components, one of which draws as it is loaded",
+    violates={PYTHON, NUMPY, TORCH},
+)
+class GeneratorsFirst(CheckpointManager):
+    """Takes the order of the file for the order of the load."""
+
+    def apply(self, plan: LoadPlan, job: Destinations) -> None:
+        """Restore the generators, then the rest."""
+        super().restore_rng(plan.extra["rng"])
+        super().apply(plan, job)
+
+    def restore_rng(self, state: Mapping[str, Tree]) -> None:
+        """Do nothing more at the end."""
 
 
 @mutant(

@@ -129,6 +129,67 @@ class ScalarIsLeftOut(FrozenIsLeftOut):
         return not parameter.ndim
 
 
+class RenamesKeys(CheckpointManager):
+    """Writes the model under other names; of two entries with one name the last one wins."""
+
+    def new_name(self, key: str) -> str:
+        """Return the name that an entry is saved under."""
+        raise NotImplementedError
+
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
+        """Save under the new names."""
+        return {self.new_name(key): entry for key, entry in super().capture_model(model).items()}
+
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
+        """Plan to read from there."""
+        live = model.state_dict()
+        part = Part({self.new_name(key): entry for key, entry in live.items()})
+        plan = super().plan_model(opened, part, reads)
+        return {key: plan[self.new_name(key)] for key in live}
+
+
+@mutant(
+    "M05-module",
+    url="MakazhanAlpamys/Soup#351",
+    change="`module.` is taken out of each key, wherever it stands, as if DDP had put it there",
+    violates={"CKC-RTRP-001"},
+)
+class TakesModuleOut(RenamesKeys):
+    """Replaces text in a key where it means a prefix."""
+
+    def new_name(self, key: str) -> str:
+        """Take it out."""
+        return key.replace("module.", "")
+
+
+@mutant(
+    "M05-separator",
+    url="MakazhanAlpamys/Soup#351",
+    change="entries are named after keys in which a dot is an underscore",
+    violates={"CKC-RTRP-001"},
+)
+class DotsAreUnderscores(RenamesKeys):
+    """Makes a name of a file out of a key."""
+
+    def new_name(self, key: str) -> str:
+        """Rename a key."""
+        return key.replace(".", "_")
+
+
+@mutant(
+    "M05-case",
+    url="MakazhanAlpamys/Soup#351",
+    change="entries are found again by their names in lower case",
+    violates={"CKC-RTRP-001"},
+)
+class LowerCase(RenamesKeys):
+    """Makes a name of a file out of a key, for a disk that knows one case."""
+
+    def new_name(self, key: str) -> str:
+        """Rename a key."""
+        return key.lower()
+
+
 class Part:
     """Some entries of a model's state, as a model to be loaded into."""
 

@@ -26,9 +26,12 @@ class Job:
     The same kind and seed give the same run, bit for bit. Another seed gives other weights, other
     generators and another data order: loading into it shows whatever is not put back. `variant`
     alters the destination: `drift` (other hyper-parameters), `dtype`, `shape`, `missing` (a
-    parameter that no checkpoint holds), `unexpected` (a parameter less), `reordered` (parameter
-    groups in another order); the middle four also as `dtype-buffer` and so on. `without` names each
-    `Feature` that the model leaves out.
+    parameter that no checkpoint holds), `unexpected` (a parameter less), `reordered` and `swapped`
+    (parameters of a group in another order, all or two of one shape); those from `dtype` to
+    `unexpected` also as `dtype-buffer` and so on. What fits by its size alone: `width` and
+    `width-buffer` (another dtype, as many bytes), `count-buffer` (another shape, as many elements),
+    `turned-buffer` (a matrix that is transposed, of kind `pairs`). `counter-buffer` is a counter of
+    batches that no checkpoint holds. `without` names each `Feature` that the model leaves out.
     """
 
     def __init__(

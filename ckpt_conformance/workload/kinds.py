@@ -15,6 +15,7 @@ from ckpt_conformance.contract import DEFAULT_KIND, Feature
 from ckpt_conformance.workload import models
 from ckpt_conformance.workload.loader import FEATURES, ShuffledLoader
 from ckpt_conformance.workload.state import (
+    CountingSgd,
     Ema,
     Extra,
     Gradients,
@@ -48,6 +49,7 @@ class Kind:
     packing: int = 1  # samples in one row of a batch
     own: Callable[[int, Collection[str]], Extra] = Extra  # the user's own dict, from the seed
     is_normal: bool = False  # generators hold back the second of two normal draws at each save
+    is_drawing: bool = False  # the loader draws from the generators while it takes its state
     shows: str = ""  # what only this kind shows
 
 
@@ -71,6 +73,10 @@ KINDS: dict[str, Kind] = {
         optimizer="steady",
         shows="an optimizer that adds state of its own beside state and param_groups",
     ),
+    "counters": Kind(
+        optimizer="counting",
+        shows="an optimizer whose state is numbers, lists and None, and whose factor is a tensor",
+    ),
     "accumulate": Kind(
         accumulate=3, shows="a save between two micro-batches: held gradients are state"
     ),
@@ -87,8 +93,17 @@ KINDS: dict[str, Kind] = {
         own=Unusual, shows="integers beyond 53 bits, NaN bits, -0.0, dotted keys, foreign names"
     ),
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
-    "normal": Kind(is_normal=True, shows="generators that hold back a normal draw at the save"),
-    "pairs": Kind(models.WithPairs, shows="tensors of one shape, which a destination may tie"),
+    "normal": Kind(
+        is_normal=True,
+        is_drawing=True,
+        shows="generators that hold back a normal draw at the save, and a loader that draws at the "
+        "load",
+    ),
+    "pairs": Kind(
+        models.WithPairs,
+        shows="tensors of one shape, which a destination may tie; a matrix, which it may transpose",
+    ),
+    "names": Kind(models.WithNames, shows="names that become one where a manager rewrites them"),
     "sparse": Kind(models.WithSparse, shows="a sparse tensor: no element lies at its place"),
     "quantized": Kind(models.WithQuantized, shows="a quantized tensor: bytes, scale and zero"),
     "meta": Kind(models.WithMeta, shows="a tensor on meta: what it holds is not there yet"),
@@ -165,7 +180,9 @@ def build(name: str, seed: int, variant: str, without: Collection[str] = ()) -> 
     }
     scaler = GradScaler("cpu", init_scale=64.0 + 8 * (seed % 7), growth_interval=3)
     gradients = Gradients(model) if kind.accumulate > 1 else None
-    loader = ShuffledLoader(seed, workers=kind.workers, packing=kind.packing)
+    loader = ShuffledLoader(
+        seed, workers=kind.workers, packing=kind.packing, is_drawing=kind.is_drawing
+    )
     return Parts(
         model,
         optimizers,
@@ -189,6 +206,8 @@ def _varied(model: nn.Module, variant: str) -> nn.Module:
     inner: Any = model.get_submodule("inner") if hasattr(model, "inner") else None
     if variant == "dtype":
         inner.to(torch.float64 if inner.weight.dtype != torch.float64 else torch.float32)
+    elif variant == "width":
+        model.get_submodule("narrow").half()
     elif variant == "shape":
         inner.weight = nn.Parameter(torch.randn(FEATURES + 1, FEATURES))
     elif variant == "missing":
@@ -207,10 +226,20 @@ def _varied(model: nn.Module, variant: str) -> nn.Module:
 def _vary_buffer(model: nn.Module, variant: str) -> None:
     if variant == "dtype":
         model.constant = model.get_buffer("constant").bfloat16()
+    elif variant == "width":
+        model.constant = torch.randint(1 << 20, (3,), dtype=torch.int32)
+    elif variant == "count":
+        model.constant = torch.randn(3, 1)
+    elif variant == "turned":
+        model.grid = torch.randn(4, 6)
     elif variant == "shape":
         model.constant = torch.randn(4)
     elif variant == "missing":
         model.register_buffer("newcomer", torch.randn(FEATURES))
+    elif variant == "counter":
+        norm = nn.Module()
+        norm.register_buffer("num_batches_tracked", torch.randint(1 << 20, ()))
+        model.norm = norm
     elif variant == "unexpected":
         del model.constant
 
@@ -223,10 +252,16 @@ def _optimizers(
     named = list(itertools.compress(model.named_parameters(), is_listed))
     if kind.optimizer == "master":
         return {"optimizer": MasterSgd([p for _, p in named], rate, narrow)}
+    if kind.optimizer == "counting":
+        return {"optimizer": CountingSgd([p for _, p in named], rate)}
     matrices = [(name, p) for name, p in named if p.ndim > 1]
     vectors = [(name, p) for name, p in named if p.ndim <= 1]
     if variant == "reordered":
         matrices.reverse()
+    elif variant == "swapped":  # two of one shape and dtype
+        names = [name for name, _ in matrices]
+        one, other = names.index("inner.weight"), names.index("twin.weight")
+        matrices[one], matrices[other] = matrices[other], matrices[one]
     decaying: ParameterGroup = {
         "params": matrices,
         "weight_decay": 0.3 if variant == "drift" else 0.1,

@@ -1,7 +1,8 @@
 """A shuffled, stateful data loader that can stop in the middle of an epoch.
 
 Its state is (seed, epoch, batches that the training step consumed). A batch that a worker has
-prefetched is not consumed. Its generators are its own: it draws nothing from the global ones.
+prefetched is not consumed. Its generators are its own: it draws nothing from the global ones, but
+for one that draws while it takes its state.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+
+from ckpt_conformance.workload.rng import RngState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,12 +59,19 @@ class ShuffledLoader:
     A batch has `batch` rows of `packing` samples each; positions count batches.
     """
 
-    def __init__(
-        self, seed: int, *, size: int = 20, batch: int = 4, workers: int = 0, packing: int = 1
+    def __init__(  # noqa: PLR0913  what a loader may be told
+        self,
+        seed: int,
+        *,
+        size: int = 20,
+        batch: int = 4,
+        workers: int = 0,
+        packing: int = 1,
+        is_drawing: bool = False,
     ) -> None:
         """Start at epoch 0, batch 0."""
         self.samples, self.batch, self.workers = Samples(size), batch, workers
-        self.packing = packing
+        self.packing, self.is_drawing = packing, is_drawing
         self.seed, self.epoch, self.position, self.generation = seed, 0, 0, 0
 
     def __len__(self) -> int:
@@ -110,7 +120,12 @@ class ShuffledLoader:
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state_dict: LoaderState) -> None:
-        """Set the position; a live iterator is stale from now on."""
+        """Set the position; a live iterator is stale from now on.
+
+        One that draws takes a number from each global generator, as for the seed of its workers.
+        """
+        if self.is_drawing:
+            RngState.draw(normal=True)
         self.seed, self.epoch = state_dict["seed"], state_dict["epoch"]
         self.position = state_dict["position"]
         self.generation += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import TYPE_CHECKING, TypedDict
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 LARGE = 64 << 20  # bytes; more than any chunk or buffer of a manager that we know of
 HUGE = (4 << 30) + LARGE  # bytes; a write takes 2 GiB at most, and zip counts 4 GiB in 32 bits
+WIDE = (1 << 20) + 8  # elements of a parameter: more than what rules of a size call small
 MANY = 66_000  # tensors; zip counts 65,535 records in 16 bits
 
 
@@ -119,7 +121,7 @@ class WithUnused(Plain):
 
 
 class WithPairs(Plain):
-    """Beside what `Plain` has, two pairs of buffers of one shape; nothing is tied.
+    """Beside what `Plain` has, two pairs of buffers of one shape, and a matrix; nothing is tied.
 
     No other component names them, so the model alone shows that a pair is one in the destination.
     """
@@ -129,11 +131,46 @@ class WithPairs(Plain):
         super().__init__({*without, Feature.TIED})
         for name, size in (("left", FEATURES), ("right", FEATURES), ("gain", 1), ("lift", 1)):
             self.register_buffer(name, torch.rand(size) + 0.5)
+        self.register_buffer("grid", torch.rand(6, 4))
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to [B, 8]."""
         h = super().hidden(x, classes)
         return h * self.get_buffer("gain") + self.get_buffer("left")
+
+
+class WithNames(Plain):
+    """Beside what `Plain` has, parameters whose names become one where they are rewritten.
+
+    Without a `module` in the middle of a name; with each dot as an underscore, or each underscore
+    as a dot; without the dots; in lower case. All have one shape: no size tells them apart.
+    """
+
+    TWINS = (
+        ("stem.module.gain", "stem.gain"),
+        ("up.to_date", "up_to.date"),
+        ("in.side", "ins.ide"),
+        ("Gate.lift", "gate.lift"),
+    )
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        for name in itertools.chain.from_iterable(self.TWINS):
+            *folders, last = name.split(".")
+            inside: nn.Module = self
+            for folder in folders:
+                if not hasattr(inside, folder):
+                    inside.add_module(folder, nn.Module())
+                inside = inside.get_submodule(folder)
+            inside.register_parameter(last, nn.Parameter(torch.rand(FEATURES) + 0.5))
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        h = super().hidden(x, classes)
+        for one, other in self.TWINS:
+            h = h * self.get_parameter(one) + self.get_parameter(other)
+        return h
 
 
 class WithSparse(Plain):
@@ -198,7 +235,8 @@ class WithBits(Plain):
 class WithLarge(Plain):
     """Beside what `Plain` has, a buffer that is larger than what programs read or write at once.
 
-    No element is like another, so that no part can stand for another one.
+    No element is like another, so that no part can stand for another one. And a parameter of more
+    than 2**20 elements, so that an optimizer has moments of that size.
     """
 
     large: Tensor
@@ -208,6 +246,11 @@ class WithLarge(Plain):
         super().__init__(without)
         first = int(torch.randint(1 << 20, ()))
         self.register_buffer("large", torch.arange(first, first + elements, dtype=torch.int32))
+        self.wide = nn.Parameter(torch.rand(WIDE) + 0.5)
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        return super().hidden(x, classes) * self.wide[-FEATURES:]
 
     def forward(self, x: Tensor, classes: Tensor) -> Tensor:
         """Compute as the parent does; in training the last element of the large tensor counts."""

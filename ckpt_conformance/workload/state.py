@@ -221,6 +221,40 @@ class MasterSgd(optim.Optimizer):
         p.copy_(state["master"].to(p.dtype))
 
 
+class CountingSgd(optim.Optimizer):
+    """SGD with corrected momentum, whose state is not all tensors, and whose factor is one.
+
+    Of each parameter it keeps a count, the last sizes of its gradient and what was last skipped, as
+    numbers, a list and None: as optimizers do that are older than tensors of steps, and LBFGS.
+    Compiled and captured steps ask for settings that are tensors. Here it is not the rate: that one
+    would stand in the scheduler's state, too.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        """Keep state lazily, as torch's optimizers do."""
+        super().__init__(params, {"lr": lr, "momentum": torch.tensor(0.9), "weight_decay": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """Update the momentum, and step by the size that its own history gives."""
+        loss = _loss(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group)
+        return loss
+
+    def _update(self, p: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup) -> None:
+        state, momentum = self.state[p], float(group["momentum"])
+        mean = state.setdefault("mean", torch.zeros_like(p))
+        mean.lerp_(gradient + group["weight_decay"] * p, 1 - momentum)
+        state["step"] = state.get("step", 0) + 1
+        state["sizes"] = [*state.get("sizes", [])[-1:], float(gradient.float().norm())]
+        state["skipped"] = state.get("skipped")
+        rate = group["lr"] / (1 - momentum ** state["step"]) / (1 + sum(state["sizes"]))
+        p.add_(mean, alpha=-rate)
+
+
 class SteadySgd(optim.SGD):
     """SGD whose rate follows the mean size of all gradients: state that is no parameter's.
 

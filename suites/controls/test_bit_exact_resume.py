@@ -68,6 +68,25 @@ def test_trained_parameters_are_the_saved_ones(subject: Subject) -> None:
     )
 
 
+@check("CKC-RTRP-001")
+def test_names_that_are_alike_stay_apart(subject: Subject) -> None:
+    """Parameters whose names are alike arrive each with its own bits.
+
+    Why: a loader that takes a wrapper's prefix off a key takes it off the middle of a name, too;
+    where a file is named after a key, `a.b_c` and `a_b.c` are one file. The last one wins (M05).
+    How: a model with parameters of one shape whose names become one without `module`, with other
+    separators, without separators, or in lower case; compare each bit for bit.
+    """
+    controls.require(test_trained_parameters_are_the_saved_ones, subject)
+    resumption.arrive(subject, "names", owner=True)
+    message = "a parameter is not what was saved; another one has a similar name"
+    resumption.identity(subject, "model", message, _is_alike, "names")
+
+
+def _is_alike(path: str) -> bool:
+    return path.rpartition(".")[2] in {"gain", "date", "to_date", "side", "ide", "lift"}
+
+
 @check("CKC-RTRP-002")
 def test_buffers_are_the_saved_ones(subject: Subject) -> None:
     """Buffers, with the statistics and the counter of batch norm, arrive as they were saved.

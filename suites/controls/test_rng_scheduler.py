@@ -39,7 +39,8 @@ def _is_step(path: str) -> bool:
     return path.startswith("state.") and path.endswith(".step")
 
 
-def _is_moment(path: str) -> bool:
+def is_moment(path: str) -> bool:
+    """Tell whether a leaf of an optimizer is state of a parameter, and no step counter."""
     return path.startswith("state.") and not path.endswith((".step", "()"))
 
 
@@ -54,7 +55,7 @@ def test_moments_reach_a_fresh_optimizer(subject: Subject) -> None:
     saved, arrived = resumption.arrive(subject)
     known = _with_state(saved["optimizer"])
     lost = resumption.differing(
-        saved, arrived, "optimizer", lambda path: _is_moment(path) and _owner_of(path) in known
+        saved, arrived, "optimizer", lambda path: is_moment(path) and _owner_of(path) in known
     )
     if lost:
         raise Violation("the optimizer's moments are lost", evidence={"arrived != saved": lost})
@@ -78,6 +79,26 @@ def test_step_counters_are_exact(subject: Subject) -> None:
     resumption.identity(subject, "optimizer", "a step counter changed", _is_step, "masters")
 
 
+@check("CKC-COMP-002")
+def test_counters_that_are_no_tensors_come_back(subject: Subject) -> None:
+    """What an optimizer keeps of a parameter as a number, a list or None comes back as that.
+
+    Why: a loader that takes the tensors of an optimizer's state, and makes the rest anew, begins
+    its counters at zero; older optimizers count in Python, and LBFGS keeps lists (G18).
+    How: a job whose optimizer keeps a count, a list of sizes and None beside its momentum; compare
+    them with their types.
+    """
+    controls.require(test_moments_reach_a_fresh_optimizer, subject)
+    controls.require(test_step_counters_are_exact, subject)
+    resumption.arrive(subject, "counters", owner=True)
+    message = "state of the optimizer that is no tensor changed"
+    resumption.identity(subject, "optimizer", message, _is_no_tensor, "counters")
+
+
+def _is_no_tensor(path: str) -> bool:
+    return path.startswith("state.") and path.split(".")[2:3] in (["step"], ["sizes"], ["skipped"])
+
+
 @check("CKC-COMP-003")
 def test_optimizer_state_keeps_its_own_dtype(subject: Subject) -> None:
     """Optimizer state keeps dtype and bits, also where its dtype is not the parameter's.
@@ -92,7 +113,7 @@ def test_optimizer_state_keeps_its_own_dtype(subject: Subject) -> None:
     controls.require(test_moments_reach_a_fresh_optimizer, subject)
     message = "optimizer state lost its dtype or its bits"
     suspect = resumption.Suspect(OPTIMIZER_CAST, (fault_injectors.spec("torch-cast"),))
-    resumption.identity(subject, "optimizer", message, _is_moment, "masters", suspect)
+    resumption.identity(subject, "optimizer", message, is_moment, "masters", suspect)
 
 
 @check("CKC-COMP-004")
@@ -100,9 +121,10 @@ def test_hyper_parameters_are_the_saved_ones(subject: Subject) -> None:
     """Every key of every parameter group is the saved one, also where the constructor drifted.
 
     Why: a load that restores the learning rate and not the weight decay, or only the keys that it
-    knows, gives a mixture of two configurations (F04, F05).
+    knows, gives a mixture of two configurations (F04, F05). A setting that is a tensor, and comes
+    back as a number, is not the one that a compiled step was made for.
     How: resume into the same job, then into one whose constructor got other values; the second may
-    be refused.
+    be refused. A job whose momentum's factor is a tensor; types are compared.
     """
     saved, _ = resumption.arrive(subject)
     message = "a hyper-parameter is not the saved one"
@@ -110,13 +132,12 @@ def test_hyper_parameters_are_the_saved_ones(subject: Subject) -> None:
     subject.materialize(subject.golden())
     result = subject.resume(variant="drift")
     step, arrived = oracle.arrival(result)
-    if step is None:
-        if result.exit_kind is not ExitKind.ENDED:
-            raise Violation(message, evidence=subject.evidence(result))
-        return
-    lost = resumption.differing(saved, arrived, "optimizer", _is_group)
+    if step is None and result.exit_kind is not ExitKind.ENDED:
+        raise Violation(message, evidence=subject.evidence(result))
+    lost = step is not None and resumption.differing(saved, arrived, "optimizer", _is_group)
     if lost:
         raise Violation(message, evidence={"variant": "drift", "arrived != saved": lost})
+    resumption.identity(subject, "optimizer", message, _is_group, "counters")
 
 
 def _is_group(path: str) -> bool:
@@ -179,18 +200,19 @@ def test_moments_follow_the_name(subject: Subject) -> None:
 
     Why: state is mapped by position; between parameters of one shape it changes hands without an
     error (G05).
-    How: resume into a job whose first group is reversed; train on and compare with the unbroken
-    run, in which the order of a group means nothing.
+    How: resume into a job whose first group is reversed, and into one in which two parameters of
+    one shape and dtype have changed places, which no comparison of shapes shows; train on and
+    compare with the unbroken run, in which the order of a group means nothing.
     """
     resumption.needs_mid_epoch(subject)
     golden = subject.golden()
-    subject.materialize(golden)
-    until = SAVES[-1] + resumption.AFTER
-    result = subject.run(until, resume=True, seed=OTHER_SEED, variant="reordered")
-    step, _ = oracle.arrival(result)
-    if step is None and result.exit_kind is ExitKind.ENDED:
-        return
-    resumption.follow(subject, golden, result, resumption.AFTER, "moments went to other parameters")
+    until, message = SAVES[-1] + resumption.AFTER, "moments went to other parameters"
+    for variant in ("reordered", "swapped"):
+        subject.materialize(golden)
+        result = subject.run(until, resume=True, seed=OTHER_SEED, variant=variant)
+        step, _ = oracle.arrival(result)
+        if step is not None or result.exit_kind is not ExitKind.ENDED:
+            resumption.follow(subject, golden, result, resumption.AFTER, message)
 
 
 @check("CKC-COMP-017")
@@ -261,7 +283,8 @@ def test_a_normal_draw_that_python_holds_back_comes_back(subject: Subject) -> No
 
     Why: normal numbers are made in pairs; who saves the words of the generator alone loses the one
     that is held back, and all that follows is off by one (E05).
-    How: save between two calls of `random.gauss`; compare the whole state.
+    How: save between two calls of `random.gauss`; compare the whole state. The loader of this job
+    draws while it takes its state: generators are to be restored after it.
     """
     resumption.arrive(subject, "normal", owner=True)
     _generator(subject, "python", "normal")
@@ -272,7 +295,8 @@ def test_a_normal_draw_that_numpy_holds_back_comes_back(subject: Subject) -> Non
     """The second of two normal draws, which NumPy holds back, is there after the resume.
 
     Why: as with `random`: `get_state()[1:3]` is not the whole state (E05).
-    How: save between two calls of `numpy.random.standard_normal`; compare the whole state.
+    How: save between two calls of `numpy.random.standard_normal`; compare the whole state. The
+    loader of this job draws while it takes its state.
     """
     _generator(subject, "numpy", "normal")
 
@@ -281,10 +305,12 @@ def test_a_normal_draw_that_numpy_holds_back_comes_back(subject: Subject) -> Non
 def test_the_torch_generator_comes_back(subject: Subject) -> None:
     """At the first training step torch's generators stand where they stood at the save.
 
-    Why: dropout draws from them; what is set up after the load seeds them again (E01, E08).
-    How: compare their whole state, which differs by seed.
+    Why: dropout draws from them; what is set up after the load seeds them again (E01, E08), and a
+    loader that draws while it takes its state moves generators that were restored before it (E03).
+    How: compare their whole state, which differs by seed; also with such a loader.
     """
     _generator(subject, "torch")
+    _generator(subject, "torch", "normal")
 
 
 @check("CKC-COMP-009")

@@ -39,6 +39,8 @@ SHOWN_BY = {
     "masters": "K01",
     "extra-state": "J02-extra-state",
     "large": "M06-blocks",
+    "names": "M05-module",
+    "counters": "G18-numbers",
     "bits": "K04-nan",
     "normal": "E05-gauss",
     "workers": "H09",
