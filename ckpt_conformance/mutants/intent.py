@@ -25,7 +25,7 @@ from ckpt_conformance.reference_impl import (
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.fill import ReadPlan
@@ -138,6 +138,23 @@ def disguised(saved: Mapping[str, Tree], live: Mapping[str, Tree], *what: str) -
     }
 
 
+def disguised_where(
+    saved: Mapping[str, Tree],
+    live: Mapping[str, Tree],
+    what: str,
+    measure: Callable[[TensorRef], object],
+) -> StateDict:
+    """Return the saved entries, disguised where that leaves what is measured as it was."""
+    other = disguised(saved, live, what)
+
+    def chosen(key: str) -> Tree:
+        own, ref = saved[key], other[key]
+        is_tensor = isinstance(own, TensorRef) and isinstance(ref, TensorRef)
+        return ref if is_tensor and measure(ref) == measure(own) else own
+
+    return {key: chosen(key) for key in saved}
+
+
 def _given(tensor: torch.Tensor, what: str) -> Any:  # noqa: ANN401
     return tuple(tensor.shape) if what == "shape" else tensor.dtype
 
@@ -167,13 +184,8 @@ class ComparesWidths(CheckpointManager):
 
     def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
         """Compare all but dtypes of one width."""
-        other = disguised(saved, live, "dtype")
-        alike = {
-            key: ref
-            for key, ref in other.items()
-            if isinstance(ref, TensorRef) and ref.dtype.itemsize == saved[key].dtype.itemsize
-        }
-        super().check_model({**saved, **alike}, live, manifest)
+        alike = disguised_where(saved, live, "dtype", lambda ref: ref.dtype.itemsize)
+        super().check_model(alike, live, manifest)
 
 
 @mutant(
@@ -211,13 +223,8 @@ class ComparesCounts(CheckpointManager):
 
     def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
         """Compare all but shapes of as many elements."""
-        other = disguised(saved, live, "shape")
-        alike = {
-            key: ref
-            for key, ref in other.items()
-            if isinstance(ref, TensorRef) and math.prod(ref.shape) == math.prod(saved[key].shape)
-        }
-        super().check_model({**saved, **alike}, live, manifest)
+        alike = disguised_where(saved, live, "shape", lambda ref: math.prod(ref.shape))
+        super().check_model(alike, live, manifest)
 
 
 @mutant(
@@ -231,13 +238,8 @@ class ComparesSizes(CheckpointManager):
 
     def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
         """Compare all but the order of sizes."""
-        other = disguised(saved, live, "shape")
-        alike = {
-            key: ref
-            for key, ref in other.items()
-            if isinstance(ref, TensorRef) and sorted(ref.shape) == sorted(saved[key].shape)
-        }
-        super().check_model({**saved, **alike}, live, manifest)
+        alike = disguised_where(saved, live, "shape", lambda ref: sorted(ref.shape))
+        super().check_model(alike, live, manifest)
 
 
 @mutant(

@@ -182,7 +182,24 @@ def _loss(closure: Callable[[], Any] | None) -> Any:  # noqa: ANN401  whatever i
         return closure()
 
 
-class MasterSgd(optim.Optimizer):
+class OneByOne(optim.Optimizer):
+    """An optimizer that updates each parameter by itself; a closure gives the gradients."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """Update each parameter that has a gradient."""
+        loss = _loss(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group)
+        return loss
+
+    def _update(self, p: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup) -> None:
+        raise NotImplementedError
+
+
+class MasterSgd(OneByOne):
     """SGD with fp32 master weights; momentum is fp32 for bf16 parameters, bf16 for fp32 ones.
 
     torch's own `load_state_dict` casts such state to the parameter's dtype: what is wider loses its
@@ -197,17 +214,8 @@ class MasterSgd(optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": 0.9, "weight_decay": 0.01})
         self.narrow = narrow
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
-        """Update masters in fp32, then round into the parameters; a closure gives the gradients."""
-        loss = _loss(closure)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, p.grad, group)
-        return loss
-
     def _update(self, p: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup) -> None:
+        """Update the master in fp32, then round it into the parameter."""
         state = self.state[p]
         if not state:
             state["master"] = p.detach().float().clone()
@@ -221,7 +229,7 @@ class MasterSgd(optim.Optimizer):
         p.copy_(state["master"].to(p.dtype))
 
 
-class CountingSgd(optim.Optimizer):
+class CountingSgd(OneByOne):
     """SGD with corrected momentum, whose state is not all tensors, and whose factor is one.
 
     Of each parameter it keeps a count, the last sizes of its gradient and what was last skipped, as
@@ -234,17 +242,8 @@ class CountingSgd(optim.Optimizer):
         """Keep state lazily, as torch's optimizers do."""
         super().__init__(params, {"lr": lr, "momentum": torch.tensor(0.9), "weight_decay": 0.01})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
-        """Update the momentum, and step by the size that its own history gives."""
-        loss = _loss(closure)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, p.grad, group)
-        return loss
-
     def _update(self, p: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup) -> None:
+        """Update the momentum, and step by the size that its own history gives."""
         state, momentum = self.state[p], float(group["momentum"])
         mean = state.setdefault("mean", torch.zeros_like(p))
         mean.lerp_(gradient + group["weight_decay"] * p, 1 - momentum)
