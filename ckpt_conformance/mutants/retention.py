@@ -235,7 +235,8 @@ class RemembersPaths(CheckpointManager):
         """Write the list into the checkpoint."""
         manifest = super().make_manifest(*given, **named)
         own = CheckpointReference(self.root.absolute(), manifest.step, "model").manifest_path
-        return replace(manifest, config={"kept": [*self.kept, str(own)]})
+        older = [one for one in self.kept if one != str(own)]
+        return replace(manifest, config={"kept": [*older, str(own)]})
 
     def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
         """Take the list from the checkpoint."""
@@ -248,7 +249,8 @@ class RemembersPaths(CheckpointManager):
         if self.mirror is not None:
             super().retain(saved)
             return
-        self.kept = (*self.kept, str(saved.manifest_path.absolute()))
+        own = str(saved.manifest_path.absolute())
+        self.kept = (*(one for one in self.kept if one != own), own)
         while 0 < self.keep_last < len(self.kept):
             oldest, self.kept = Path(self.kept[0]), self.kept[1:]
             for name in read_manifest(oldest).files if oldest.exists() else ():
