@@ -81,7 +81,7 @@ class SamplerDraws(Trainer):
     "E03-first",
     url="huggingface/transformers#21390",
     change="generators are restored before the components, one of which draws as it is loaded",
-    violates={PYTHON, NUMPY, TORCH},
+    violates={"CKC-COMP-018"},
 )
 class GeneratorsFirst(CheckpointManager):
     """Takes the order of the file for the order of the load."""

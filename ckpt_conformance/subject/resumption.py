@@ -46,6 +46,7 @@ OWNERS = {
     "bits": "CKC-RTRP-004",
     "values": "CKC-COMP-012",
     "normal": "CKC-COMP-006",
+    "drawing": "CKC-COMP-018",
     "empty": "CKC-RTRP-011",
     "scalar": "CKC-RTRP-012",
     "transformer": "CKC-RSUM-010",

@@ -93,12 +93,8 @@ KINDS: dict[str, Kind] = {
         own=Unusual, shows="integers beyond 53 bits, NaN bits, -0.0, dotted keys, foreign names"
     ),
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
-    "normal": Kind(
-        is_normal=True,
-        is_drawing=True,
-        shows="generators that hold back a normal draw at the save, and a loader that draws at the "
-        "load",
-    ),
+    "normal": Kind(is_normal=True, shows="generators that hold back a normal draw at the save"),
+    "drawing": Kind(is_drawing=True, shows="a loader that draws while it takes its state"),
     "pairs": Kind(
         models.WithPairs,
         shows="tensors of one shape, which a destination may tie; a matrix, which it may transpose",

@@ -494,8 +494,7 @@ def test_steps_names_what_loads(subject: Subject) -> None:
 
     Why: two rules of discovery in one code base disagree, and one of them is used (B04, B11).
     How: save two steps; ask; load the latest and, where it can be asked for, each saved step. A
-    manager also saves across powers of ten, where text has another order. One that is open in one
-    process is asked before and after another process saves a step more, and rotates.
+    manager also saves across powers of ten, where text has another order.
     """
     golden = subject.golden()
     subject.materialize(golden)
@@ -514,38 +513,57 @@ def test_steps_names_what_loads(subject: Subject) -> None:
             f"steps() gives {listed}, what loads is {loads}",
             evidence={"loads": {step: subject.tell(result) for step, result in results.items()}},
         )
-    if subject.info.shape == "manager":
-        _require_seen_by_a_live_manager(subject)
 
 
-def _require_seen_by_a_live_manager(subject: Subject) -> None:
-    """Raise Violation if a manager that is open does not see what another process saves.
+@check("CKC-DISC-017")
+def test_an_open_manager_sees_what_another_process_saves(subject: Subject) -> None:
+    """A manager that is open lists and loads what another process has saved since.
 
-    Who can't save beside a manager that is open is not judged: that is CKC-SIDE-012.
+    Why: one that lists its directory once gives an evaluator, or the rank that waits for a step,
+    the steps of the day on which it was opened (B04).
+    How: one that is open in one process is asked before and after another process saves a step
+    more, rotates, and closes its manager, so that nothing of it is under way. Who can't save beside
+    a manager that is open is not judged.
     """
+    controls.require(test_steps_names_what_loads, subject)
+    looked, saved = _beside_a_save(subject)
+    listed = [result.steps for result in looked.all_of(StepsResult)]
+    loaded = [result.step for result in looked.all_of(LoadResult)]
+    if listed[:1] in ([], [None]) or loaded[:1] in ([], [None]):
+        raise control_failed(f"a manager lists and loads nothing: {subject.tell(looked)}")
+    if saved.steps_of("acknowledged") != [6]:
+        told = f"no other process saves while a manager is open: {subject.tell(saved)}"
+        raise NotApplicable(told)
+    there, latest = subject.steps(), oracle.step_of(subject.resume())
+    if (listed[1:], loaded[1:]) != ([there], [latest]):
+        message = "a manager that is open does not see what another process has saved"
+        evidence = {
+            "it lists": listed[1:],
+            "a new process lists": there,
+            "it loads": loaded[1:],
+            "a new process loads": latest,
+            "it says": subject.tell(looked),
+        }
+        raise Violation(message, evidence=evidence)
+
+
+def _beside_a_save(subject: Subject) -> tuple[ProcessResult, ProcessResult]:
+    """Let one process list and load before and after another one saves step 6 and closes."""
     subject.materialize(subject.golden())
     begin, end = probes.gates(subject.scratch, 2)
     keep = max(subject.info.min_keep, min(2, subject.info.max_keep or 2))
     kept = (
         Options(keep_last=keep) if Capability.RETENTION in subject.info.capabilities else Options()
     )
-    saves = Run(resume=True, until=6, save_at=(6,), go_on=True)
+    saves = (Run(resume=True, until=6, save_at=(6,), go_on=True), Close(go_on=True))
     meet, leave = "wait_for_the_other", "let_the_other_go"
     look = (Steps(go_on=True), Fresh(), Load(go_on=True))
     meanwhile = (probe(meet, gate=begin), probe(leave, gate=begin), probe(meet, gate=end))
     reader = subject.program(*look, *meanwhile, *look, probe(leave, gate=end), deadline=DEADLINE)
-    ops = (probe("stand", gate=begin), saves, probe("stand", gate=end))
+    ops = (probe("stand", gate=begin), *saves, probe("stand", gate=end))
     writer = subject.program(*ops, rank=1, options=kept, deadline=DEADLINE)
     looked, saved = subject.send([reader, writer])
-    listed = [result.steps for result in looked.all_of(StepsResult)]
-    loaded = [result.step for result in looked.all_of(LoadResult)]
-    if saved.steps_of("acknowledged") != [6] or len(loaded) < 2 or None in listed:  # noqa: PLR2004
-        return
-    there, latest = subject.steps(), oracle.step_of(subject.resume())
-    if (listed[-1], loaded[-1]) != (there, latest):
-        told = {"it lists": listed[-1], "a new process lists": there, "it loads": loaded[-1]}
-        message = "a manager that is open does not see what another process has saved"
-        raise Violation(message, evidence={**told, "a new process loads": latest})
+    return looked, saved
 
 
 def _listed_across_powers(subject: Subject) -> list[int]:

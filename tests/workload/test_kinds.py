@@ -43,6 +43,7 @@ SHOWN_BY = {
     "counters": "G18-numbers",
     "bits": "K04-nan",
     "normal": "E05-gauss",
+    "drawing": "E03-first",
     "workers": "H09",
     "packed": "H15",
     "cosine": "F07-cosine",

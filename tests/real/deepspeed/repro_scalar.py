@@ -38,7 +38,9 @@ def main() -> None:
         except RuntimeError as error:
             failed[type(model).__name__] = str(error)
     print(f"deepspeed.initialize failed for {failed}")
-    sys.exit(failed.keys() == {"Scaled"})
+    sys.stdout.flush()
+    # At an ordinary exit gloo's threads may abort the process.
+    os._exit(failed.keys() == {"Scaled"})
 
 
 main()
