@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from ckpt_conformance.contract import Feature
 from ckpt_conformance.workload.loader import CLASSES, FEATURES
 
 if TYPE_CHECKING:
+    from collections import OrderedDict
     from collections.abc import Collection
 
     from ckpt_conformance.workload.state import StateDict
@@ -232,11 +233,20 @@ class WithBits(Plain):
         self.register_buffer("wide", payload * 2 + 2**53 + 1)
 
 
+def large_first(
+    _module: nn.Module, state: OrderedDict[str, Tensor], prefix: str, _metadata: object
+) -> None:
+    """Move the entry `large` to the front; a hook of `Module.state_dict`."""
+    state.move_to_end(prefix + "large", last=False)
+
+
 class WithLarge(Plain):
     """Beside what `Plain` has, a buffer that is larger than what programs read or write at once.
 
-    No element is like another, so that no part can stand for another one. And a parameter of more
-    than 2**20 elements, so that an optimizer has moments of that size.
+    No element is like another, so that no part can stand for another one. It is the first entry of
+    the state, and but its last element stays as it was: so files of two steps begin alike, as where
+    a frozen embedding comes before a head that is trained. And a parameter of more than 2**20
+    elements, so that an optimizer has moments of that size.
     """
 
     large: Tensor
@@ -247,6 +257,8 @@ class WithLarge(Plain):
         first = int(torch.randint(1 << 20, ()))
         self.register_buffer("large", torch.arange(first, first + elements, dtype=torch.int32))
         self.wide = nn.Parameter(torch.rand(WIDE) + 0.5)
+        hook: Any = self.register_state_dict_post_hook  # torch declares no types
+        hook(large_first)
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to [B, 8]."""
