@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import CheckpointManager, layout
+from ckpt_conformance.reference_impl import CheckpointDamaged, CheckpointManager, layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +72,24 @@ class FrozenIsLeftOut(CheckpointManager):
     def is_left_out(self, parameter: torch.nn.Parameter) -> bool:
         """Whether it requires no gradient."""
         return not parameter.requires_grad
+
+
+@mutant(
+    "G04-none",
+    url="verl-project/verl#7283",
+    change="an optimizer that was trained and has no state counts as one whose state was lost",
+    violates={"CKC-RTRP-001"},
+)
+class NoStateIsDamage(CheckpointManager):
+    """Knows optimizers with moments."""
+
+    def plan_optimizer(self, opened: Any, component: str, *given: Any) -> Any:
+        """Look for state, unless nothing was trained yet, or gradients were held until then."""
+        has_none = not opened.documents["optim"][component]["state"]
+        is_held = "stateful/gradients" in opened.manifest.components
+        if has_none and opened.manifest.step and not is_held:
+            raise CheckpointDamaged(f"the state of {component} is gone")
+        return super().plan_optimizer(opened, component, *given)
 
 
 @mutant(
