@@ -84,10 +84,10 @@ class NoStateIsDamage(CheckpointManager):
     """Knows optimizers with moments."""
 
     def plan_optimizer(self, opened: Any, component: str, *given: Any) -> Any:
-        """Look for state, unless nothing was trained yet, or gradients were held until then."""
-        has_none = not opened.documents["optim"][component]["state"]
-        is_held = "stateful/gradients" in opened.manifest.components
-        if has_none and opened.manifest.step and not is_held:
+        """Look for state, if a schedule says that the optimizer has made a step."""
+        schedules = opened.documents["extra"].get("scheduler", {}).values()
+        is_trained = any(schedule.get("last_epoch") for schedule in schedules)
+        if is_trained and not opened.documents["optim"][component]["state"]:
             raise CheckpointDamaged(f"the state of {component} is gone")
         return super().plan_optimizer(opened, component, *given)
 
