@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import DEFAULT_KIND, Feature, trees
-from ckpt_conformance.contract.verdicts import NotApplicable, Violation
+from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.harness.messages import ExitKind, Probe, ProbeResult, Run
-from ckpt_conformance.subject import features, oracle
+from ckpt_conformance.subject import controls, features, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_rng_scheduler as rng_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -233,6 +234,38 @@ def test_what_was_saved_apart_is_not_one_in_the_job(subject: Subject) -> None:
             violation = Violation(message, evidence=evidence)
             violation.origin = MODULE_TIE if again.has_fired and _refused(again) else ""
             raise violation
+
+
+@check("CKC-INTN-016")
+def test_optimizer_state_that_was_saved_apart_is_not_one(subject: Subject) -> None:
+    """State of two parameters that was saved apart never fills one place of the job's optimizer.
+
+    Why: to fill the tensors that are there saves an allocation; an optimizer may begin with one
+    zero for all of its parameters, and then the last value that is read is that of each (S04).
+    How: save a job whose optimizer begins so and has trained; load it into a new one, in which that
+    state of all parameters is one tensor. An optimizer that has a tensor for each is the control.
+    """
+    subject.need(holds=("optimizer",))
+    control, lost = _sums_lost(subject, "apart")
+    if lost or _refused(control):
+        reason = f"optimizer state that is not shared does not come back: {subject.tell(control)}"
+        raise controls.blame(subject, reason, rng_scheduler.test_moments_reach_a_fresh_optimizer)
+    result, lost = _sums_lost(subject, "")
+    if not _refused(result) and (lost or result.exit_kind is not ExitKind.ENDED):
+        message = "optimizer state that was saved apart is one in the job, unsaid"
+        raise Violation(message, evidence=subject.evidence(result, lost=lost))
+
+
+def _sums_lost(subject: Subject, variant: str) -> tuple[ProcessResult, list[str]]:
+    """Load a job of kind `sharing`; return the child, and which sums are not those saved."""
+    golden = subject.golden(kind="sharing")
+    subject.materialize(golden)
+    result = subject.resume(kind="sharing", variant=variant)
+    arrived = oracle.arrival(result)[1].get("optimizer", {})
+    sums = {path: of for path, of in golden.at[4]["optimizer"].items() if path.endswith("norms")}
+    if len(set(sums.values())) < 2:  # noqa: PLR2004  two that differ
+        raise Unknown(f"no two parameters have sums of their own: {sums}")
+    return result, [path for path, of in sums.items() if arrived.get(path) != of]
 
 
 @check("CKC-INTN-011")

@@ -604,6 +604,28 @@ class TiesAreNotCompared(CheckpointManager):
 
 
 @mutant(
+    "S04-state",
+    url="EvolvingLMMs-Lab/lmms-engine#157",
+    change="optimizer state is read into the memory that is there, also where parameters share it",
+    violates={"CKC-INTN-016"},
+)
+class FillsSharedState(CheckpointManager):
+    """Saves an allocation; of what shares memory, the last that is read wins."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:  # noqa: ANN401
+        """Load; what was one tensor before is one again."""
+        places: dict[int, list[tuple[Any, str]]] = {}
+        for parameter, values in optimizer.state.items():
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor) and value.numel():
+                    places.setdefault(value.data_ptr(), []).append((parameter, key))
+        super().restore_optimizer(optimizer, state)
+        for *others, (parameter, key) in places.values():
+            for other, its_key in others:
+                optimizer.state[other][its_key] = optimizer.state[parameter][key]
+
+
+@mutant(
     "B04-name",
     url="NVIDIA-NeMo/Megatron-Bridge#5964",
     change="a directory is a checkpoint by its name alone: a copy under another one is a parent",

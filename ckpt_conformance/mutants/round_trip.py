@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import CheckpointManager, layout
+from ckpt_conformance.reference_impl import CheckpointDamaged, CheckpointManager, layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +72,24 @@ class FrozenIsLeftOut(CheckpointManager):
     def is_left_out(self, parameter: torch.nn.Parameter) -> bool:
         """Whether it requires no gradient."""
         return not parameter.requires_grad
+
+
+@mutant(
+    "G04-none",
+    url="verl-project/verl#7283",
+    change="an optimizer that was trained and has no state counts as one whose state was lost",
+    violates={"CKC-RTRP-001"},
+)
+class NoStateIsDamage(CheckpointManager):
+    """Knows optimizers with moments."""
+
+    def plan_optimizer(self, opened: Any, component: str, *given: Any) -> Any:
+        """Look for state, if a schedule says that the optimizer has made a step."""
+        schedules = opened.documents["extra"].get("scheduler", {}).values()
+        is_trained = any(schedule.get("last_epoch") for schedule in schedules)
+        if is_trained and not opened.documents["optim"][component]["state"]:
+            raise CheckpointDamaged(f"the state of {component} is gone")
+        return super().plan_optimizer(opened, component, *given)
 
 
 @mutant(

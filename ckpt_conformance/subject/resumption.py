@@ -41,6 +41,7 @@ OWNERS = {
     "extra-state": "CKC-RTRP-006",
     "unused": "CKC-RTRP-010",
     "large": "CKC-RTRP-001",
+    "least": "CKC-RTRP-001",
     "names": "CKC-RTRP-001",
     "counters": "CKC-COMP-002",
     "bits": "CKC-RTRP-004",

@@ -21,6 +21,7 @@ from ckpt_conformance.workload.state import (
     Gradients,
     MasterSgd,
     Rex,
+    SharingSgd,
     SteadySgd,
     Unusual,
 )
@@ -104,6 +105,15 @@ KINDS: dict[str, Kind] = {
     "quantized": Kind(models.WithQuantized, shows="a quantized tensor: bytes, scale and zero"),
     "meta": Kind(models.WithMeta, shows="a tensor on meta: what it holds is not there yet"),
     "small": Kind(models.Small, shows="one layer: files that are shorter than a writer's buffer"),
+    "least": Kind(
+        models.Least,
+        optimizer="plain-sgd",
+        shows="one parameter, no buffer, and an optimizer without state",
+    ),
+    "sharing": Kind(
+        optimizer="sharing",
+        shows="an optimizer whose state begins as one tensor for all parameters",
+    ),
     "large": Kind(models.WithLarge, shows="a tensor of 64 MiB: larger than chunks and buffers"),
     "huge": Kind(models.WithHuge, shows="a tensor of more than 4 GiB; at the full budget"),
     "many": Kind(models.WithMany, shows="66,000 tensors; at the full budget"),
@@ -246,10 +256,16 @@ def _optimizers(
     """Build the optimizers by component name; matrices decay, vectors do not."""
     is_listed = [p.requires_grad or kind.is_frozen_optimized for p in model.parameters()]
     named = list(itertools.compress(model.named_parameters(), is_listed))
-    if kind.optimizer == "master":
-        return {"optimizer": MasterSgd([p for _, p in named], rate, narrow)}
-    if kind.optimizer == "counting":
-        return {"optimizer": CountingSgd([p for _, p in named], rate)}
+    params = [p for _, p in named]
+    of_one_group: dict[str, Callable[[], Optimizer]] = {
+        "master": lambda: MasterSgd(params, rate, narrow),
+        "counting": lambda: CountingSgd(params, rate),
+        "steady": lambda: SteadySgd(params, rate),
+        "sharing": lambda: SharingSgd(params, rate, is_apart=variant == "apart"),
+        "plain-sgd": lambda: optim.SGD(params, rate),
+    }
+    if kind.optimizer in of_one_group:
+        return {"optimizer": of_one_group[kind.optimizer]()}
     matrices = [(name, p) for name, p in named if p.ndim > 1]
     vectors = [(name, p) for name, p in named if p.ndim <= 1]
     if variant == "reordered":
@@ -263,8 +279,6 @@ def _optimizers(
         "weight_decay": 0.3 if variant == "drift" else 0.1,
     }
     constant: ParameterGroup = {"params": vectors, "weight_decay": 0.0, "betas": (0.8, 0.95)}
-    if kind.optimizer == "steady":
-        return {"optimizer": SteadySgd([p for _, p in named], rate)}
     if kind.optimizer == "two":
         second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
         return {"optimizer": optim.AdamW([decaying], rate), "optimizer.second": second}

@@ -254,6 +254,30 @@ class CountingSgd(OneByOne):
         p.add_(mean, alpha=-rate)
 
 
+class SharingSgd(OneByOne):
+    """SGD that divides by the sum of a parameter's gradient norms, which begin as one tensor.
+
+    What is zero for all parameters of a dtype is made once, when the optimizer is. An update makes
+    a new tensor, so after the first one each parameter has its own. A load that fills the memory
+    which is there writes all sums into one place.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float, *, is_apart: bool = False) -> None:
+        """Begin at zero; `is_apart` gives each parameter a zero of its own."""
+        super().__init__(params, {"lr": lr})
+        zeros: dict[torch.dtype, torch.Tensor] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                zero = zeros.setdefault(p.dtype, torch.zeros((), dtype=p.dtype))
+                self.state[p]["norms"] = zero.clone() if is_apart else zero
+
+    def _update(self, p: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup) -> None:
+        """Add the norm, out of place, and step by the size that the sum gives."""
+        state = self.state[p]
+        state["norms"] = state["norms"] + gradient.norm()
+        p.add_(gradient, alpha=-group["lr"] / (1 + float(state["norms"])))
+
+
 class SteadySgd(optim.SGD):
     """SGD whose rate follows the mean size of all gradients: state that is no parameter's.
 

@@ -83,6 +83,20 @@ def test_names_that_are_alike_stay_apart(subject: Subject) -> None:
     resumption.identity(subject, "model", message, _is_alike, "names")
 
 
+@check("CKC-RTRP-001")
+def test_the_only_parameter_of_a_job_is_the_saved_one(subject: Subject) -> None:
+    """The only tensor of a model and of an optimizer without state arrives as it was saved.
+
+    Why: an optimizer that keeps no state is taken for one that was lost, and the load refuses
+    (G04); what indexes all tensors but one indexes none.
+    How: a job of one parameter, trained by SGD without momentum; compare it bit for bit.
+    """
+    controls.require(test_trained_parameters_are_the_saved_ones, subject)
+    resumption.arrive(subject, "least", owner=True)
+    message = "the only parameter of a job is not what was saved"
+    resumption.identity(subject, "model", message, kind="least")
+
+
 def _is_alike(path: str) -> bool:
     return path.rpartition(".")[2] in {"gain", "date", "to_date", "side", "ide", "lift"}
 

@@ -38,6 +38,8 @@ SHOWN_BY = {
     "rare-dtypes": "K04",
     "masters": "K01",
     "extra-state": "J02-extra-state",
+    "least": "G04-none",
+    "sharing": "S04-state",
     "large": "M06-blocks",
     "names": "M05-module",
     "counters": "G18-numbers",
