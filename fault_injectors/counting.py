@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import structs
+
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import kept_trees, trees
 from ckpt_conformance.fault_injectors import points
@@ -50,18 +52,32 @@ class Counted(NamedTuple):
     others: list[FaultReport]
 
 
-def until_fired(run: Callable[[], ProcessResult]) -> ProcessResult:
+def until_fired(run: FaultyRun, fault: Fault, point: Point | None = None) -> ProcessResult:
     """Return the first run in which its fault fired, or the last of some.
 
     A manager that writes or deletes in several threads makes some calls in one run and not in the
-    next, such as a mkdir of what another thread has made by then.
+    next, such as a mkdir of what another thread has made by then, and makes them in another order.
+    With a point the fault aims, after a run without it, at the call of this run that is the same
+    function at the same name.
     """
-    result = run()
+    result = run([fault])
     for _ in range(ATTEMPTS - 1):
         if result.has_fired:
             break
-        result = run()
+        fault = _aimed(fault, point, result) if point else fault
+        result = run([fault])
     return result
+
+
+def _aimed(fault: Fault, point: Point, result: ProcessResult) -> Fault:
+    """Aim a fault at the call of a run that is nearest to a point's and like it, if one is."""
+    reports = result.of(RunResult).faults
+    calls = (call for report in reports if report.name == point.fault for call in report.log)
+    alike = [call.call for call in calls if (call.what, call.path) == (point.what, point.path)]
+    if not alike:
+        return fault
+    at = min(alike, key=lambda number: abs(number - point.at))
+    return structs.replace(fault, args={**fault.args, "at": at})
 
 
 def count_calls(subject: Subject, run: FaultyRun, keep: Path) -> Counted:

@@ -7,6 +7,7 @@ its own.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +41,7 @@ from ckpt_conformance.fault_injectors.advancing import (
     strata_of,
     unmet,
 )
+from ckpt_conformance.fault_injectors.counting import ATTEMPTS
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import Error, ExitKind, Probe, SeenCall
@@ -502,12 +504,8 @@ def _violation(
     tried: int,
     is_wrong: Callable[[str, Trial], str],
 ) -> Violation:
-    """Make the violation of the first trial that is wrong; raises Unknown if it is not so alone."""
-    trial = again(subject, what, wrong[0])
-    message = is_wrong(what, trial)
-    if not message:
-        end = f"{wrong[0].name} does harm among other trials, and none alone"
-        raise Unknown(f"order dependence: {end}")
+    """Make the violation of a trial that is wrong alone, too; raises Unknown if none is."""
+    trial = _wrong_alone(subject, what, wrong, is_wrong)
     evidence: dict[str, Any] = {
         "call": _shown(trial.observed.call) if trial.observed.call else {},
         "error": msgspec.to_builtins(trial.error),
@@ -517,4 +515,27 @@ def _violation(
         evidence |= subject.evidence(trial.result)
     if trial.folder is not None:
         trees.materialize(trial.folder, subject.root)  # where a bundle takes it from
-    return Violation(message, evidence=evidence, rate=(len(wrong), tried))
+    return Violation(is_wrong(what, trial), evidence=evidence, rate=(len(wrong), tried))
+
+
+def _wrong_alone(
+    subject: Subject,
+    what: str,
+    wrong: Sequence[Trial],
+    is_wrong: Callable[[str, Trial], str],
+) -> Trial:
+    """Return a trial that is wrong alone, too; raises Unknown if none is in some runs.
+
+    Where threads race one does harm in some runs only, or never meets its call: each has its turn.
+    """
+    harmless = f"{wrong[0].name} does harm among other trials, and none alone"
+    doubt = Unknown(f"order dependence: {harmless}, in {ATTEMPTS} runs")
+    for one in itertools.islice(itertools.cycle(wrong), ATTEMPTS):
+        try:
+            trial = again(subject, what, one)
+        except Unknown as error:
+            doubt = error
+            continue
+        if is_wrong(what, trial):
+            return trial
+    raise doubt

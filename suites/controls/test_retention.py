@@ -160,11 +160,15 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
     legal = subject.legal(subject.golden())
     run, counted = partial(_save_one_of_two, subject), rotation_of_one(subject)
     chosen = dangerous(subject, counted)
-    hits = [(f"a kill {point.name}", point.spec("kill")) for point in chosen]
+    hits: list[tuple[str, Fault, Point | None]] = [
+        (f"a kill {point.name}", point.spec("kill"), point) for point in chosen
+    ]
     full = dict.fromkeys((counted.points[0], chosen[0]))  # from the first call, and in mid-rotation
-    hits += [(f"a full disk {point.name}", counting.full_from(counted, point)) for point in full]
-    for what, fault in hits:
-        result = counting.until_fired(partial(run, [fault]))
+    hits += [  # the number of these counts calls that need room alone
+        (f"a full disk {point.name}", counting.full_from(counted, point), None) for point in full
+    ]
+    for what, fault, aim in hits:
+        result = counting.until_fired(run, fault, aim)
         if not result.has_fired:
             raise Unknown(f"the fault did not fire: {what}")
         acknowledged = set(result.steps_of("acknowledged"))

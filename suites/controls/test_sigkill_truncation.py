@@ -133,8 +133,8 @@ def is_whole(subject: Subject, crash: Crash, new: Leaves | None) -> bool:
 
 def _kill(subject: Subject, point: Point, kind: SaveKind) -> Crash:
     """Die by a real SIGKILL at a point, and resume."""
-    save = partial(injected_save.save, subject, kind, [point.spec("kill")])
-    result = counting.until_fired(save)
+    save = partial(injected_save.save, subject, kind)
+    result = counting.until_fired(save, point.spec("kill"), point)
     if result.exit_kind is not ExitKind.KILLED or not result.has_fired:
         raise Unknown(f"the kill {point.name} did not fire: {subject.tell(result)}")
     named = f"{kind} {point.fault} {point.at} {point.moment} {point.prefix}"

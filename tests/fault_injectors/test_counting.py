@@ -8,30 +8,50 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance.fault_injectors import counting
+from ckpt_conformance.fault_injectors.points import Condition, Point
+from ckpt_conformance.harness.messages import Fault, FaultReport, RunResult, SeenCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
-def varying(fires_at: int) -> tuple[list[int], Callable[[], Any]]:
+KILL = Fault(injector="of:no one", args={"at": 7})
+
+
+def varying(fires_at: int) -> tuple[list[int], Callable[[Sequence[Fault]], Any]]:
     """Return the runs so far, and a run of which one has the call that is hit."""
     runs: list[int] = []
 
-    def run() -> Any:  # noqa: ANN401  stands for a ProcessResult
+    def run(_: Sequence[Fault]) -> Any:  # noqa: ANN401  stands for a ProcessResult
         runs.append(len(runs) + 1)
-        return SimpleNamespace(number=runs[-1], has_fired=runs[-1] == fires_at)
+        return SimpleNamespace(has_fired=runs[-1] == fires_at)
 
     return runs, run
+
+
+def test_a_call_that_has_another_number_is_aimed_at_by_its_name() -> None:
+    """Two threads save: the unlink of `old` is call 7 of the first run, and 5 of the others."""
+    point = Point("system-call", 7, "after", "", "unlink", "old", Condition((), is_left=False))
+    log = [SeenCall(3, "unlink", "other"), SeenCall(5, "unlink", "old"), SeenCall(6, "open", "old")]
+    report = FaultReport(name="system-call", calls=6, fired=0, log=tuple(log))
+
+    def run(faults: Sequence[Fault]) -> Any:  # noqa: ANN401  stands for a ProcessResult
+        has_fired = faults[0].args["at"] == log[1].call
+        ended = RunResult(faults=(report,))
+        return SimpleNamespace(has_fired=has_fired, of=lambda _: ended)
+
+    assert counting.until_fired(run, KILL, point).has_fired
+    assert not counting.until_fired(run, KILL).has_fired
 
 
 @pytest.mark.parametrize("fires_at", [1, 3, counting.ATTEMPTS])
 def test_a_call_that_comes_in_some_runs_is_hit_in_the_first(fires_at: int) -> None:
     runs, run = varying(fires_at)
-    assert counting.until_fired(run).number == fires_at
+    assert counting.until_fired(run, KILL).has_fired
     assert len(runs) == fires_at
 
 
 def test_a_call_that_never_comes_ends_the_tries() -> None:
     runs, run = varying(counting.ATTEMPTS + 1)
-    assert not counting.until_fired(run).has_fired
+    assert not counting.until_fired(run, KILL).has_fired
     assert len(runs) == counting.ATTEMPTS
