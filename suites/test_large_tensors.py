@@ -201,7 +201,7 @@ def never_served(subject: Subject, damages: Sequence[Callable[[Path], Damage]]) 
         subject.judge(
             subject.resume(kind=KIND),
             legal,
-            {Outcome.NEW, *REFUSALS},
+            {Outcome.NEW, Outcome.COLD_START, *REFUSALS},  # who begins anew: CKC-CORR-005
             f"{damage.fault} of {damage.file} ({damage.detail}), which holds a tensor of 64 MiB",
             newest=OLDER,
             acknowledged=(OLDER,),

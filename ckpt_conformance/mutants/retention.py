@@ -29,8 +29,9 @@ class DeletesFirst(CheckpointManager):
     """Makes room before it writes."""
 
     def save_snapshot(self, state: Snapshot) -> CheckpointReference:
-        """Leave room for one, then save."""
-        own = [one for one in resolve.scan(self.root) if self.is_own(one)]
+        """Leave room for one, then save; a step that is saved over has its room."""
+        found = [one for one in resolve.scan(self.root) if one.reference.step != state.step]
+        own = [one for one in found if self.is_own(one)]
         for victim in own[max(self.keep_last - 1, 0) :] if self.keep_last > 0 else []:
             with suppress(OSError):
                 self.delete_step(victim.reference) if self.may_delete(victim) else None
