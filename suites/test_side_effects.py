@@ -105,12 +105,17 @@ class Change:
 
 
 def changes(subject: Subject, how: str) -> list[Change]:
-    """Return what is added, removed or resized; a trainer's own loop keeps groups and keys."""
+    """Return what is added, removed or resized.
+
+    A trainer's own loop keeps groups and keys; a manager that wraps the job may have an optimizer
+    of its own by now, to which a group of the job's says nothing.
+    """
     made = [Change("an entry", "model", undisturbed.probe("change_entry", how=how))]
     if subject.info.shape == "manager" and "extra" in subject.holds and how != "resized":
         by = undisturbed.probe("change_keys", how=how)
         made.append(Change("a key of the user's dict", "extra", by))
-    if subject.info.shape == "manager" and "optimizer" in subject.holds and how == "added":
+    is_its_own = subject.info.shape == "manager" and not subject.info.prepares
+    if is_its_own and "optimizer" in subject.holds and how == "added":
         made.append(Change("a parameter group", "optimizer", undisturbed.probe("add_group")))
     return made
 

@@ -92,6 +92,7 @@ class AdapterInfo:
     max_keep: int | None = None
     cannot_hold: dict[str, str] = field(default_factory=dict[str, str])
     skips: bool = False
+    prepares: bool = False
 
     def to_json(self) -> dict[str, str | list[str] | bool | int | dict[str, str] | None]:
         """Turn it into what a result says of its adapter; lists are sorted."""
@@ -344,5 +345,6 @@ def describe(name: str) -> AdapterInfo:
         min_keep=getattr(adapter, "min_keep", 1),
         max_keep=getattr(adapter, "max_keep", None),
         skips=getattr(adapter, "skips", False),
+        prepares=bool(getattr(adapter, "prepares", False)),
         cannot_hold={str(what): why for what, why in _cannot_hold(adapter).items()},
     )

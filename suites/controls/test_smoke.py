@@ -11,6 +11,8 @@ from ckpt_conformance.harness.messages import (
     CallResult,
     Close,
     Options,
+    Probe,
+    ProbeResult,
     RunResult,
     Steps,
     StepsResult,
@@ -19,11 +21,12 @@ from ckpt_conformance.subject import controls, oracle, resumption, worlds
 from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
+READ = "ckpt_conformance.subject.observing:tensors_in_torch_files"
 STRANGE = ("run[1] *?", "50% of 'a' & \"b\" #{2}\nü")
 """Names of directories: what patterns, URLs, formats and shells read in another way."""
 
@@ -93,7 +96,7 @@ def test_each_declared_capability_works(subject: Subject) -> None:
 
     Why: an option that is accepted and never read is worse than none: the restart began from base
     weights although a checkpoint was named (R06).
-    How: use each declared capability once, without any fault.
+    How: use each declared capability once, without any fault; what was exported is read.
     """
     controls.require(test_a_new_process_loads_what_was_saved, subject)
     if "steps" in subject.info.capabilities:
@@ -202,9 +205,34 @@ def _kinds(subject: Subject) -> None:
 
 def _export(subject: Subject) -> None:
     target = subject.scratch / "export"
-    result = subject.execute(Call(method="export", args=(4, str(target))))
-    if result.error or not (target.is_file() or trees.files(target)):
-        _fail(subject, "export", result.of(CallResult).value, result)
+    export = Call(method="export", args=(2, str(target)))  # not the newest step
+    read = Probe(probe=READ, args={"place": str(target)})
+    result = subject.execute(export, read)
+    if result.error:
+        _fail(subject, "export", subject.tell(result), result)
+    exported: dict[str, str] = result.of(ProbeResult).value
+    wrong = _not_among(exported, subject.golden().at[2]["model"])
+    if wrong:
+        raise Violation(
+            f"export is declared and does not work: of step 2 {len(wrong)} of the model's tensors "
+            "are not in a torch file there with the bits that were saved",
+            evidence={"not there": wrong[:8], "there": sorted(exported)[:8]},
+        )
+
+
+def _not_among(exported: Mapping[str, str], saved: Mapping[str, str]) -> list[str]:
+    """Name the saved entries that no exported one of their name, below any other, has the bits of.
+
+    Of entries that share memory one may stand for all: it has another name and the same bits.
+    """
+    named: dict[str, set[str]] = {}
+    for path, digest in exported.items():
+        parts = path.split(".")
+        for at in range(len(parts)):
+            named.setdefault(".".join(parts[at:]), set()).add(digest)
+    there = set(exported.values())
+    tensors = {name: digest for name, digest in saved.items() if not name.endswith("()")}
+    return [name for name, digest in tensors.items() if digest not in named.get(name, there)]
 
 
 def _cold_start(subject: Subject) -> None:
