@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
 from ckpt_conformance.harness.messages import ExitKind
-from ckpt_conformance.subject import oracle, worlds
+from ckpt_conformance.subject import controls, oracle, worlds
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.resumption import other_fields
 from ckpt_conformance.suites import drawn_layouts
@@ -118,6 +118,29 @@ def test_another_world_size_gets_the_saved_weights(subject: Subject) -> None:
     subject.need("ranks", "reshard")
     for old, new in pairs(subject, 3):
         weights_arrive(subject, old, new)
+
+
+@check("CKC-SHRD-022")
+def test_a_process_without_ranks_gets_the_saved_weights(subject: Subject) -> None:
+    """A process without a process group gets the parameters that ranks saved, or is refused.
+
+    Why: evaluation and export load what ranks have saved into whole tensors, which other code fills
+    than shards; offsets that are right for one are wrong for the other (I10).
+    How: save with two ranks; load into the same model in one process that never heard of ranks.
+    """
+    subject.need("ranks", "reshard")
+    controls.require(test_another_world_size_gets_the_saved_weights, subject)
+    gold = worlds.golden(subject, TWO)
+    subject.materialize(gold)
+    result = subject.resume(kind="sharded")
+    step, state = oracle.arrival(result)
+    if step is None and result.exit_kind is ExitKind.ENDED:
+        return
+    if step != NEWEST:
+        message = f"saved by {name(TWO)}: a process without ranks ends as {subject.tell(result)}"
+        raise Violation(message, evidence=subject.evidence(result))
+    wrong = differs(gold.at[NEWEST], state, ["model"], is_tensor)
+    demand_none(wrong, f"saved by {name(TWO)}: a process without ranks gets other weights")
 
 
 @check("CKC-SHRD-008")

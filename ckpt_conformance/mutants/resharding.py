@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl import CheckpointReference
     from ckpt_conformance.reference_impl.encode import StateDict
     from ckpt_conformance.reference_impl.fill import ReadPlan
-    from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
+    from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan, OpenCheckpoint
     from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.ranks_loading import LoadRequest, Planned
     from ckpt_conformance.reference_impl.train_state import Stateful
@@ -215,6 +215,23 @@ class MomentsInAnotherOrder(CheckpointManager):
         super().fill_on_rank(planned)
         if self._moved:
             roll(moments(planned))
+
+
+@mutant(
+    "I10-alone",
+    url="pytorch/xla#7155",
+    change="a process without ranks gets the rows of what ranks saved in another order",
+    violates={"CKC-SHRD-022"},
+    base="reference-dcp",
+)
+class WholeInAnotherOrder(CheckpointManager):
+    """Has an offset for shards alone."""
+
+    def fill(self, opened: OpenCheckpoint, plan: LoadPlan) -> None:
+        """Read, then move the rows of whole tensors."""
+        super().fill(opened, plan)
+        if not dist.is_initialized() and opened.manifest.world_size > 1:
+            roll(each for some in plan.reads.wanted.values() for each in some)
 
 
 @mutant(

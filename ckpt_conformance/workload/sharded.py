@@ -247,7 +247,8 @@ class ShardedJob:
     """A job of kind `sharded` on one rank of an initialised default process group.
 
     The same seed gives the same global run in every layout. `variant` is `drift` (other
-    hyper-parameters), `dtype` (the frozen matrix is float32, not bfloat16), or empty.
+    hyper-parameters), `dtype` (the frozen matrix is float32, not bfloat16), or empty. Without a
+    process group it is the job of one process that has every tensor whole; its layout is ignored.
     """
 
     def __init__(
@@ -262,14 +263,19 @@ class ShardedJob:
         """Seed, build the whole model on every rank, then share it out; a collective."""
         self.kind, self.seed, self.variant, self.layout = "sharded", seed, variant, layout
         self.step, self.device = 0, device
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.is_alone = not dist.is_initialized()
+        self.rank = 0 if self.is_alone else dist.get_rank()
+        self.world_size = 1 if self.is_alone else dist.get_world_size()
         RngState.seed(seed)
         self.model = ShardedModel(tensors or Tensors())
         if variant == "dtype":
             self.model.frozen.float()
         self.model.to(device)
-        self.mesh = layout.mesh(device)
-        share_out(self.model, layout, self.mesh)
+        at: tuple[int, ...] | list[int] = [0, 0, 0]
+        if not self.is_alone:
+            self.mesh = layout.mesh(device)
+            share_out(self.model, layout, self.mesh)
+            at = self.mesh.get_coordinate() or at
         self.optimizers = {"optimizer": _optimizer(self.model, variant)}
         self.schedulers = {
             "scheduler": lr_scheduler.LambdaLR(
@@ -278,8 +284,8 @@ class ShardedJob:
         }
         self.scaler = GradScaler(device, init_scale=4.0, enabled=False)
         self.ema = Ema(self.model)
-        at = self.mesh.get_coordinate() or [0, 0, 0]
         part, parts = at[0] * layout.fsdp + at[1], layout.replicate * layout.fsdp
+        parts = 1 if self.is_alone else parts
         self.loader = ShardedLoader(seed, part, parts, device)
         self.extra, self.gradients = Extra(seed), None
         self.rng = RngState()
@@ -320,7 +326,7 @@ class ShardedJob:
         """Count the step; sum the loss over the ranks; update EMA and extra; record."""
         self.step += 1
         total = loss.detach().clone()
-        for name in ("replicate", "fsdp"):
+        for name in () if self.is_alone else ("replicate", "fsdp"):
             dist.all_reduce(total, group=self.mesh.get_group(name))
         self.ema.update()
         self.extra.update(self.step, total.item())
