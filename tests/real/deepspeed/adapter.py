@@ -65,6 +65,9 @@ class Engine:
         if job in ENGINES:
             self.engine = ENGINES[job]
             return
+        if job.optimizers["optimizer"].state:
+            msg = "ZeRO replaces the parameters: state that an optimizer has before it is lost"
+            raise NotImplementedError(msg)
         start_group()
         self.engine, *_ = import_library().initialize(
             model=job.model,
