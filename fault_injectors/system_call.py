@@ -23,17 +23,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.contract.journal import ChildJournal
+    from ckpt_conformance.harness.messages import Arguments
 
 
 REMOVALS = tuple(sorted(faults.REMOVING))  # for the argument `only`: calls that remove a name
 
 
-def hold(at: int, gate: Path) -> Fault:
-    """Make the fault that holds a call until who has entered at a rendezvous, made here, leaves."""
+def hold(at: int, gate: Path, *, reading: bool = False) -> Fault:
+    """Make the fault that holds a call until who has entered at a rendezvous, made here, leaves.
+
+    With `reading` the calls that change nothing count as well.
+    """
     rendezvous.make(gate)
-    return Fault(
-        injector=f"{__name__}:SystemCall", args={"at": at, "error": "hold", "gate": str(gate)}
-    )
+    args: Arguments = {"at": at, "error": "hold", "gate": str(gate)}
+    args |= {"reading": True} if reading else {}
+    return Fault(injector=f"{__name__}:SystemCall", args=args)
 
 
 class SystemCall:

@@ -1,4 +1,4 @@
-"""A second process beside a save that is in progress: an evaluation, or a look at what is there."""
+"""Two processes at once: an evaluation, or a look at what is there, beside a save."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import Cause, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_save, points, system_call
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Leaves
+    from ckpt_conformance.harness.messages import AnyOp, Leaves, SeenCall
     from ckpt_conformance.subject.subject import Subject
 
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
@@ -227,3 +228,90 @@ def saves_load(subject: Subject, held: Sequence[Beside], legal: Mapping[int, Lea
         if not is_new(result):
             message = f"a save that was {one.point.name} beside a second process is not served"
             raise Violation(message, evidence=subject.evidence(result, legal[NEWEST]))
+
+
+# -- a save beside a load ----------------------------------------------------------------------
+
+
+@check("CKC-SIDE-013")
+def test_a_save_beside_a_load_is_there_once_it_is_acknowledged(subject: Subject) -> None:
+    """A save that returns while another process loads has saved; the load gives a whole step.
+
+    Why: a reader holds a lock, or an open transaction, and the save that meets it is passed over:
+    "database is locked" goes to the log, and the job trains on (B07).
+    How: hold a load of step 2 in the middle of what it reads and at its last call; save step 4 in
+    another process; let the load go on. The save may raise, or wait for the load: one that has not
+    returned by the deadline is tried once more, with a load that goes on as soon as it waits.
+    """
+    legal = subject.legal(subject.golden())
+    calls = _calls_of_a_load(subject)
+    for at in sorted({len(calls) // 2, len(calls) - 1}):
+        call = calls[at]
+        loading, saving = _save_beside_a_load(subject, call.call)
+        if ExitKind.HANG in {loading.exit_kind, saving.exit_kind}:
+            loading, saving = _save_beside_a_load(subject, call.call, is_let_go=True)
+        where = f"a save while a load in another process is held at {call.what} of {call.path}"
+        _require_a_whole_step(subject, loading, legal, where)
+        is_saved = saving.steps_of("acknowledged") == [NEWEST]
+        subject.judge(
+            subject.resume(),
+            legal,
+            {Outcome.NEW} if is_saved else WHOLE,
+            f"{where} is {'acknowledged' if is_saved else 'not acknowledged'}, and then",
+            newest=NEWEST,
+            acknowledged=(OLDER, NEWEST) if is_saved else (OLDER,),
+            save=subject.tell(saving),
+        )
+
+
+def _calls_of_a_load(subject: Subject) -> list[SeenCall]:
+    """Count the calls of a load of step 2, those that read as well; raises Unknown for none."""
+    subject.materialize(subject.golden(), OLDER)
+    counting = fault_injectors.spec(points.SYSTEM_CALL, error="kill", reading=True)
+    result = subject.resume(faults=(counting,))
+    if is_unsupervised(result):
+        raise why_not(subject, result)
+    calls = [call for report in result.of(RunResult).faults for call in report.log]
+    if not calls:
+        raise Unknown(f"no call of a load was seen: {subject.tell(result)}")
+    return calls
+
+
+def _save_beside_a_load(
+    subject: Subject, call: int, *, is_let_go: bool = False
+) -> tuple[ProcessResult, ProcessResult]:
+    """Hold a load at a call while another process saves; raises Unknown if it was not held."""
+    gate = Path(tempfile.mkdtemp(dir=subject.scratch)) / "gate"
+    subject.materialize(subject.golden(), OLDER)
+    held = system_call.hold(call, gate, reading=True)
+    load = Run(resume=True, stop_after=0, faults=(held,), go_on=True)
+    ops = (load, _probe("was_held", gate=str(gate)), Close())
+    reader = subject.program(*ops, seed=OTHER_SEED, deadline=DEADLINE)
+    once_waiting = _probe("let_the_other_go_once_waiting", gate=str(gate))
+    saves: tuple[AnyOp, ...] = (
+        _probe("wait_for_the_other", gate=str(gate)),
+        *([once_waiting] if is_let_go else []),
+        Run(until=NEWEST, save_at=(NEWEST,), go_on=True),
+        Close(go_on=True),
+        _probe("let_the_other_go", gate=str(gate)),
+    )
+    writer = subject.program(*saves, rank=1, deadline=DEADLINE)
+    loading, saving = subject.send([reader, writer])
+    if is_unsupervised(loading):
+        raise why_not(subject, loading)
+    if not loading.has_fired:
+        raise Unknown(f"the load was not held at its call {call}: {subject.tell(loading)}")
+    return loading, saving
+
+
+def _require_a_whole_step(
+    subject: Subject, loading: ProcessResult, legal: Mapping[int, Leaves], where: str
+) -> None:
+    """Raise Violation where the load that was held gave what was never saved."""
+    step, state = oracle.arrival(loading)
+    if step is None and loading.exit_kind is ExitKind.ENDED:
+        return  # it refuses
+    saved = legal.get(step or 0)
+    if saved is None or not oracle.same(state, saved, subject.holds):
+        message = f"{where}: the load gives no step that was saved: {subject.tell(loading)}"
+        raise Violation(message, evidence=subject.evidence(loading, saved))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,12 @@ from ckpt_conformance.reference_impl import (
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from ckpt_conformance.reference_impl.snapshot import Snapshot
+
+
+logger = logging.getLogger(__name__)
 
 
 @mutant(
@@ -66,24 +71,16 @@ class OpeningCleansUp(CheckpointManager):
         self.abandon()
 
 
-class Locks(CheckpointManager):
-    """Saves under a lock of the directory."""
-
-    @contextmanager
-    def locked(self, how: int) -> Generator[None]:
-        """Hold the lock of the directory; raises BlockingIOError as `how` says."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, how)
-            yield
-        finally:
-            os.close(lock)
-
-    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
-        """Save alone."""
-        with self.locked(fcntl.LOCK_EX):
-            return super().save_snapshot(state)
+@contextmanager
+def locked(root: Path, how: int) -> Generator[None]:
+    """Hold the lock of a directory; raises BlockingIOError as `how` says."""
+    root.mkdir(parents=True, exist_ok=True)
+    lock = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, how)
+        yield
+    finally:
+        os.close(lock)
 
 
 @mutant(
@@ -92,14 +89,43 @@ class Locks(CheckpointManager):
     change="a load is refused while a save is under way",
     violates={"CKC-SIDE-012"},
 )
-class RefusedWhileSaving(Locks):
+class RefusedWhileSaving(CheckpointManager):
     """An evaluation beside the training has to be lucky."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save alone."""
+        with locked(self.root, fcntl.LOCK_EX):
+            return super().save_snapshot(state)
 
     def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
         """Load, unless somebody saves."""
         try:
-            with self.locked(fcntl.LOCK_SH | fcntl.LOCK_NB):
+            with locked(self.root, fcntl.LOCK_SH | fcntl.LOCK_NB):
                 return super().load(*given, **named)
         except BlockingIOError as error:
             msg = f"{self.root} is in use"
             raise CheckpointDamaged(msg) from error
+
+
+@mutant(
+    "B07-skipped",
+    url="huggingface/transformers#35782",
+    change="a save that meets a load under way logs that the directory is in use, and returns",
+    violates={"CKC-SIDE-013"},
+)
+class SkippedWhileLoading(CheckpointManager):
+    """Takes a reader for the save that is under way already."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save alone, or not at all."""
+        try:
+            with locked(self.root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return super().save_snapshot(state)
+        except BlockingIOError:
+            logger.warning("%s is in use: step %d is not saved", self.root, state.step)
+            return CheckpointReference(self.root, state.step, "model")
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load while nobody saves."""
+        with locked(self.root, fcntl.LOCK_SH):
+            return super().load(*given, **named)
