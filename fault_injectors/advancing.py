@@ -491,12 +491,16 @@ def is_renewed(log: Sequence[SeenCall], call: SeenCall) -> bool:
     return bool(written and synced and written[0] < synced[-1])
 
 
-def unsynced(log: Sequence[SeenCall], fault: CallFault) -> tuple[set[str], set[str]]:
+def unsynced(
+    log: Sequence[SeenCall], fault: CallFault, there: Collection[str]
+) -> tuple[set[str], set[str]]:
     """Return what the syncs that a fault hits have to write: kinds of files, and of entries.
 
     `log` is that of the control. Of a file it is the data; of a directory each name in it that was
-    given or taken away since the last sync of it that the fault spares.
+    given or taken away since the last sync of it that the fault spares. A call that would make a
+    file and opens one that was `there` gives no name.
     """
+    log = [call for call in log if call.what not in OPENING or call.path not in there]
     calls = faults.Fault(**fault.arguments()).among(log)
     calls = [call for call in calls if fault.alike in {"", trees.pattern(call.path)}]
     hit = calls[fault.at - 1 :] if fault.persistent else calls[fault.at - 1 : fault.at]

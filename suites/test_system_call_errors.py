@@ -248,7 +248,8 @@ def is_lost(subject: Subject, what: str, trial: Trial) -> bool:
     trees.materialize(trial.folder, tree)
     before = subject.golden().snapshot(injected_calls.OPERATIONS[what].before[-1])
     control = injected_calls.trials_of(subject, what).control
-    _drop(tree, before, *advancing.unsynced(control.log, trial.fault))
+    there = {str(path.relative_to(before)) for path in trees.files(before)}
+    _drop(tree, before, *advancing.unsynced(control.log, trial.fault, there))
     trees.materialize(tree, subject.root)
     without = replace(trial, folder=tree, result=subject.resume())
     return injected_calls.outcome(subject, what, without) is not Outcome.NEW
