@@ -92,6 +92,10 @@ def test_the_only_parameter_of_a_job_is_the_saved_one(subject: Subject) -> None:
     How: a job of one parameter, trained by SGD without momentum; compare it bit for bit.
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
+    try:
+        controls.require(test_parameters_that_are_never_updated_are_the_saved_ones, subject)
+    except Unknown as doubt:
+        raise NotApplicable("it holds no parameter without state: see CKC-RTRP-010") from doubt
     resumption.arrive(subject, "least", owner=True)
     message = "the only parameter of a job is not what was saved"
     resumption.identity(subject, "model", message, kind="least")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from step_files import StepFiles
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability, Feature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from ckpt_conformance.contract import OpenOptions, TrainingJob
@@ -35,6 +36,7 @@ def has(feature: str, job: TrainingJob) -> bool:
         Feature.TIED: lambda: len({id(p) for _, p in parameters}) < len(parameters),
         Feature.EXTRA_STATE: lambda: any(isinstance(value, dict) for value in state.values()),
         Feature.VIEWS: lambda: any(_is_partial(tensor) for tensor in tensors),
+        Feature.DOTTED: lambda: _is_dotted(job.components["extra"].state_dict()),
     }
     if feature in DTYPES:
         return any(str(tensor.dtype) == f"torch.{feature}" for tensor in tensors)
@@ -43,6 +45,12 @@ def has(feature: str, job: TrainingJob) -> bool:
 
 def _is_partial(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+
+
+def _is_dotted(state: object) -> bool:
+    if not isinstance(state, Mapping):
+        return False
+    return any("." in str(key) or _is_dotted(value) for key, value in state.items())
 
 
 def _stepped(job: TrainingJob, parameter: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract import Manager, OpenOptions, TrainingJob
 
 DIGEST = 32  # bytes before the state, in each file and value
-MAP_SIZE = 1 << 24  # bytes; of what an LMDB environment may grow to
+MAP_SIZE = 1 << 28  # bytes; of what an LMDB environment may grow to
 
 
 def sealed(job: TrainingJob, step: int) -> bytes:

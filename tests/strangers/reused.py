@@ -283,7 +283,7 @@ class Adapter(AdapterBase):
     make: Callable[[Path, int | None], Manager] = Addressed
 
     def open(self, root: Path, options: OpenOptions) -> Manager:
-        return self.make(root, options.keep_last)
+        return self.make(root.absolute(), options.keep_last)
 
 
 def adapter(name: str, make: Callable[[Path, int | None], Manager], **limits: int) -> Adapter:
