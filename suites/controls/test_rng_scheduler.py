@@ -317,12 +317,9 @@ def test_generators_are_restored_after_a_loader_that_draws(subject: Subject) -> 
     How: the loader of this job takes a number of each generator while it takes its state. Compare
     the whole state of each. Control: with a loader that draws nothing they come back.
     """
-    for control in (
-        test_the_python_generator_comes_back,
-        test_the_numpy_generator_comes_back,
-        test_the_torch_generator_comes_back,
-    ):
-        controls.require(control, subject)
+    controls.require(test_the_python_generator_comes_back, subject)
+    controls.require(test_the_numpy_generator_comes_back, subject)
+    controls.require(test_the_torch_generator_comes_back, subject)
     resumption.arrive(subject, "drawing", owner=True)
     message = "a part that drew while it was loaded moved the generators, which came back before it"
     resumption.identity(subject, "rng", message, resumption.every_leaf, "drawing")
