@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
-from ckpt_conformance.contract.verdicts import Cause, Outcome, Unknown, Violation
+from ckpt_conformance.contract.verdicts import Cause, Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import injected_save, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.fault_injectors.injected_save import NEWEST, OLDER, SaveKind
@@ -250,6 +250,11 @@ def test_a_save_beside_a_load_is_there_once_it_is_acknowledged(subject: Subject)
         loading, saving = _save_beside_a_load(subject, call.call)
         if ExitKind.HANG in {loading.exit_kind, saving.exit_kind}:
             loading, saving = _save_beside_a_load(subject, call.call, is_let_go=True)
+        if ExitKind.HANG in {loading.exit_kind, saving.exit_kind}:
+            told = f"{subject.tell(loading)}; the save: {subject.tell(saving)}"
+            raise Unknown(
+                f"a load that is held at its call {call.call} and a save do not end: {told}"
+            )
         where = f"a save while a load in another process is held at {call.what} of {call.path}"
         _require_a_whole_step(subject, loading, legal, where)
         is_saved = saving.steps_of("acknowledged") == [NEWEST]
@@ -272,8 +277,8 @@ def _calls_of_a_load(subject: Subject) -> list[SeenCall]:
     if is_unsupervised(result):
         raise why_not(subject, result)
     calls = [call for report in result.of(RunResult).faults for call in report.log]
-    if not calls:
-        raise Unknown(f"no call of a load was seen: {subject.tell(result)}")
+    if not calls or not result.went_well:
+        raise control_failed(f"a load that is watched and not held: {subject.tell(result)}")
     return calls
 
 

@@ -208,7 +208,7 @@ def _export(subject: Subject) -> None:
     export = Call(method="export", args=(2, str(target)))  # not the newest step
     read = Probe(probe=READ, args={"place": str(target)})
     result = subject.execute(export, read)
-    if result.error:
+    if not result.went_well:
         _fail(subject, "export", subject.tell(result), result)
     exported: dict[str, str] = result.of(ProbeResult).value
     wrong = _not_among(exported, subject.golden().at[2]["model"])
