@@ -1,8 +1,9 @@
 """Crafted files: what somebody who wants to do harm could leave in a checkpoint's directory.
 
 Models: pickles that run code, names that lead elsewhere, sizes that no file has, records that
-inflate without end. Does not model: a forger who can also renew digests; a digest that refuses is a
-pass. Proves that it fired: `fire` runs the canary's pickle for real, and leaves its marker.
+inflate without end. Digests of a manager's own are renewed behind it where the adapter can
+(`reseal`); where it cannot, a digest that refuses is a pass. Proves that it fired: `fire` runs the
+canary's pickle for real, and leaves its marker; who follows a name serves what `lead_inside` made.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import re
 import struct
 import zipfile
 import zlib
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+Order = Literal["little", "big"]
+ORDERS: tuple[Order, ...] = ("little", "big")
+NEAR = 256  # bytes at the beginning of what a save wrote in which a length may stand
 CLAIM = 10**15  # bytes, elements or entries that a header claims
 BOMB = 1 << 31  # bytes of zeros that a record inflates to
 BOMB_CRC = 0x4DBDF21C  # CRC-32 of them
@@ -177,33 +182,87 @@ def names_in(root: Path, files: list[str]) -> list[tuple[str, str]]:
     ]
 
 
-def lead_outside(root: Path, file: str, named: str) -> Path:
-    """Make `file` name `../<name>` in place of `<name>`; return the path where that leads.
+def lead_outside(root: Path, files: Sequence[str], named: str) -> Path:
+    """Make each of `files` name `../<name>` in place of `<name>`; return the path where that leads.
 
-    In a file that is neither text nor a pickle the name keeps its length, and loses its head.
+    Where one of them is neither text nor a pickle the name keeps its length, and loses its head.
     """
-    path, old = root / file, Path(named).name
-    data, new = path.read_bytes(), f"../{old}"
-    if is_pickle(data):
-        path.write_bytes(rename_text(data, old, new))
-    elif data.isascii():
-        path.write_bytes(data.replace(old.encode(), new.encode()))
-    else:
-        new = f"../{old[3:]}"
-        path.write_bytes(data.replace(old.encode(), new.encode()))
-    return path.parent.parent / new[3:]
+    keeps = any(_has_fixed_places((root / file).read_bytes()) for file in files)
+    name = Path(named).name
+    new = f"../{name[3:]}" if keeps else f"../{name}"
+    _rename(root, files, name, new)
+    return (root / named).parent.parent / new[3:]
+
+
+def lead_inside(root: Path, files: Sequence[str], named: str) -> None:
+    """Give a file another name of the same length beside it, and change it in `files`."""
+    name = Path(named).name
+    new = f"x{name[1:]}" if name[0] != "x" else f"y{name[1:]}"
+    (root / named).rename((root / named).with_name(new))
+    _rename(root, files, name, new)
+
+
+def _has_fixed_places(data: bytes) -> bool:
+    return not is_pickle(data) and not data.isascii()
+
+
+def _rename(root: Path, files: Iterable[str], old: str, new: str) -> None:
+    for file in files:
+        data = (root / file).read_bytes()
+        if is_pickle(data):
+            (root / file).write_bytes(rename_text(data, old, new))
+        else:
+            (root / file).write_bytes(data.replace(old.encode(), new.encode()))
 
 
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def claims(root: Path, files: list[str]) -> list[tuple[str, str]]:
-    """Find (file, how) of each header whose sizes can be made to claim more than there is."""
-    headers: list[tuple[str, str]] = []
+class Header(NamedTuple):
+    """A place in a file where sizes stand, and which."""
+
+    file: str  # relative to the root
+    how: str  # header length, header offsets, record sizes, storage sizes, ..., length
+    at: int = 0  # first byte of a length
+    width: int = 8  # bytes of it
+    order: Order = "little"
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        return (
+            f"{self.how} at byte {self.at} of {self.file}"
+            if self.at
+            else f"{self.how} of {self.file}"
+        )
+
+
+def claims(root: Path, files: list[str], before: Path | None = None) -> list[Header]:
+    """Find each header whose sizes can be made to claim more than there is.
+
+    `before` is the directory before the save: of a file that it only appended to, what it appended.
+    """
+    headers: list[Header] = []
     for name in files:
         data = (root / name).read_bytes()
-        headers += [(name, how) for how, fits in _HEADERS.items() if fits(data)]
+        known = [Header(name, how) for how, fits in _HEADERS.items() if fits(data)]
+        headers += known or _lengths(name, data, _begin(data, before / name if before else None))
     return headers
+
+
+def _begin(data: bytes, old: Path | None) -> int:
+    """Return where what was appended begins; 0 for a file that is new or was written anew."""
+    head = old.read_bytes() if old is not None and old.is_file() else b""
+    return len(head) if len(head) < len(data) and data.startswith(head) else 0
+
+
+def _lengths(name: str, data: bytes, begin: int) -> list[Header]:
+    """Find the first number near the beginning that may be the length of most of what follows."""
+    for width, order in product((8, 4), ORDERS):
+        for at in range(begin, min(begin + NEAR, len(data) - width)):
+            rest = len(data) - at - width
+            if rest // 2 < int.from_bytes(data[at : at + width], order) <= rest:
+                return [Header(name, "length", at, width, order)]
+    return []
 
 
 def _is_json(data: bytes) -> bool:
@@ -228,11 +287,14 @@ _HEADERS: dict[str, Callable[[bytes], bool]] = {
 }
 
 
-def claim(root: Path, file: str, how: str) -> None:
+def claim(root: Path, header: Header) -> None:
     """Make a header claim 10**15, or as much as its field holds."""
-    path = root / file
+    path, how = root / header.file, header.how
     data = path.read_bytes()
-    if how == "header length":
+    if how == "length":
+        most = min(CLAIM, (1 << 8 * header.width) - 16).to_bytes(header.width, header.order)
+        path.write_bytes(data[: header.at] + most + data[header.at + header.width :])
+    elif how == "header length":
         path.write_bytes(struct.pack("<Q", CLAIM) + data[8:])
     elif how == "header offsets":
         path.write_bytes(_long_header(data))

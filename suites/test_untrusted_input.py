@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract import trees
+from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import at_rest, crafted
 from ckpt_conformance.harness.messages import ExitKind, Fresh, Materialize, Probe, Run, RunResult
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 RESUME = Run(resume=True, stop_after=0, go_on=True)
 NEEDED: Slot[list[str]] = Slot("files without which the newest step is not given")
+RESEAL = "ckpt_conformance.harness.probes:reseal"
 FIRE = "ckpt_conformance.fault_injectors.crafted:fire"
 NEWEST = 4
 GIB = 1 << 30
@@ -122,6 +123,7 @@ def test_no_pickle_of_a_checkpoint_is_run(subject: Subject) -> None:
     folders = [_tree(subject, f"canary-{at}") for at in range(len(places))]
     for folder, place, marker in zip(folders, places, markers, strict=True):
         crafted.plant(folder, place, marker)
+    _reseal(subject, folders)
     _canary_works(subject)
     _load_each(subject, folders)
     ran = [at for at, marker in enumerate(markers) if marker.exists()]
@@ -200,28 +202,83 @@ def test_a_name_that_leads_outside_is_not_followed(subject: Subject) -> None:
 
     Why: an index with `../` made a loader read, and a server hand out, files of other users;
     weights were injected without a trace (L01).
-    How: where a file names another one, make it name a path above, put the good bytes there, and
-    remove them here: whoever still serves the step has read outside.
+    How: where files name another one, make them name a path above, put the good bytes there, and
+    remove them here: whoever still serves the step has read outside. Checksums are renewed where
+    the adapter can. Who refuses it even if the new name stays inside was not asked anything.
     """
-    pairs = crafted.names_in(subject.golden().snapshot(NEWEST), _files(subject))
-    pairs = subject.sample([pair for pair in pairs if pair[1] in _needed(subject)], 4)
-    if not pairs:
+    named = _named(subject)
+    if not named:
         raise NotApplicable("no file of the checkpoint names another one")
+    followed = _followed(subject, named)
+    if not followed:
+        first, by = next(iter(named.items()))
+        raise NotApplicable(
+            f"an edited {by[0]} is refused even where the new name of {first} stays inside, so a "
+            f"refusal says nothing of the names{_how_to_ask(subject)}"
+        )
     crafts: dict[str, Path] = {}
     outside: set[Path] = set()
-    for at, (file, named) in enumerate(pairs):
-        folder = _tree(subject, f"names-{at}")
-        target = crafted.lead_outside(folder, file, named)
-        if not target.is_relative_to(folder):
-            target = subject.root.parent / target.relative_to(folder.parent)
-            outside.add(target)
-        shutil.move(folder / named, target)
-        crafts[f"{file} names ../{target.name}"] = folder
     try:
+        for at, (name, files) in enumerate(followed):
+            folder = _tree(subject, f"names-{at}")
+            target = crafted.lead_outside(folder, files, name)
+            if not target.is_relative_to(folder):
+                target = subject.root.parent / target.relative_to(folder.parent)
+                outside.add(target)
+            shutil.move(folder / name, target)
+            crafts[f"{' and '.join(files)} name ../{target.name}"] = folder
+        _reseal(subject, list(crafts.values()))
         _reads_elsewhere(subject, crafts, "a name that leads outside of the checkpoint is followed")
     finally:
         for path in outside:
-            path.unlink()
+            path.unlink(missing_ok=True)
+
+
+def _how_to_ask(subject: Subject) -> str:
+    if Capability.RESEAL in subject.info.capabilities:
+        return ""
+    return "; if it is a checksum that refuses, declare RESEAL"
+
+
+def _named(subject: Subject) -> dict[str, list[str]]:
+    """Give the files that name it of each file that a load needs; some at the quick budget."""
+    by_name: dict[str, list[str]] = {}
+    for file, other in crafted.names_in(subject.golden().snapshot(NEWEST), _files(subject)):
+        by_name.setdefault(other, []).append(file)
+    needed = [name for name in by_name if name in _needed(subject)]
+    return {name: by_name[name] for name in subject.sample(needed, 4)}
+
+
+def _followed(
+    subject: Subject, named: Mapping[str, Sequence[str]]
+) -> list[tuple[str, Sequence[str]]]:
+    """Give (file, files that name it) of edits that are served where the new name stays inside.
+
+    Each file that names another one is edited alone, and all of them together.
+    """
+    edits = [
+        (name, files)
+        for name, by in named.items()
+        for files in ([*([file] for file in by), by] if len(by) > 1 else [by])
+    ]
+    folders = [_tree(subject, f"inside-{at}") for at in range(len(edits))]
+    for folder, (name, files) in zip(folders, edits, strict=True):
+        crafted.lead_inside(folder, files, name)
+    _reseal(subject, folders)
+    results = zip(edits, _load_each(subject, folders), strict=True)
+    return [edit for edit, result in results if _loads_newest(subject, result)]
+
+
+def _reseal(subject: Subject, folders: Sequence[Path]) -> None:
+    """Renew the manager's own checksums in crafted folders, as a forger would, where that can be.
+
+    A folder that is beyond it stays as it is.
+    """
+    if Capability.RESEAL in subject.info.capabilities:
+        args = {"folders": [str(folder) for folder in folders], "step": NEWEST}
+        result = subject.execute(Probe(probe=RESEAL, args=args))
+        if not result.went_well:
+            raise Unknown(f"reseal did not come to its end: {subject.tell(result)}")
 
 
 @check("CKC-SECU-003")
@@ -261,6 +318,7 @@ def _stays_small(
     for at, what in enumerate(chosen):
         folders[what] = _tree(subject, f"large-{at}")
         crafts[what](folders[what])
+    _reseal(subject, list(folders.values()))
     ops = _series(folders.values())
     if _is_small(subject.execute(*ops, seed=OTHER_SEED, memory=GIB, deadline=DEADLINE)):
         return
@@ -284,13 +342,12 @@ def test_a_header_that_claims_too_much_is_refused_at_once(subject: Subject) -> N
 
     Why: a reader that allocates what a header says is ended by the kernel, and with it the job that
     could have used the step before (L01).
-    How: in each file raise lengths, sizes and shapes of headers, archives, pickles and JSON.
+    How: in each file raise lengths, sizes and shapes of headers, archives, pickles and JSON; in any
+    other file the first number that may be the length of what follows.
     """
-    snapshot = subject.golden().snapshot(NEWEST)
-    crafts = {
-        f"{how} of {file}": partial(crafted.claim, file=file, how=how)
-        for file, how in crafted.claims(snapshot, _files(subject))
-    }
+    golden = subject.golden()
+    headers = crafted.claims(golden.snapshot(NEWEST), _files(subject), golden.snapshot(2))
+    crafts = {str(header): partial(crafted.claim, header=header) for header in headers}
     _stays_small(subject, crafts, "a load allocates, or reads, what a header claims")
 
 
@@ -303,7 +360,8 @@ def test_a_record_that_inflates_is_refused_at_once(subject: Subject) -> None:
     How: replace a record of each archive by zeros that were deflated a thousandfold.
     """
     snapshot = subject.golden().snapshot(NEWEST)
-    archives = [file for file, how in crafted.claims(snapshot, _files(subject)) if "record" in how]
+    headers = crafted.claims(snapshot, _files(subject))
+    archives = [header.file for header in headers if header.how == "record sizes"]
     crafts = {
         f"{record} of {file}": partial(crafted.bomb, file=file, record=record)
         for file in archives

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -15,6 +16,8 @@ from ckpt_conformance.reference_impl import (
     DirectoryMirror,
     rehydrate,
 )
+from ckpt_conformance.reference_impl.durable import digest_bytes
+from ckpt_conformance.reference_impl.manifest import canonical
 from ckpt_conformance.reference_impl.snapshot import Snapshot
 from ckpt_conformance.reference_impl.trainer import parts
 from ckpt_conformance.subject import discovery_properties
@@ -85,6 +88,18 @@ class ReferenceManager:
     def rotate(self, step: int) -> None:
         """Run the rotation that follows a save of a step."""
         self.manager.retain(self.place(step))
+
+    def reseal(self, step: int) -> None:
+        """Renew the digests of a step's files in its manifest, and the manifest's own."""
+        path = self.place(step).manifest_path
+        body = json.loads(path.read_bytes())
+        for name, entry in body["files"].items():
+            file = path.parent / name
+            if file.is_file():
+                entry.update(size=file.stat().st_size, blake3=digest_bytes(file.read_bytes()))
+        del body["manifest_digest"]
+        body["manifest_digest"] = digest_bytes(canonical(body))
+        path.write_bytes(canonical(body))
 
     def place(self, step: int) -> CheckpointReference:
         """Where a step lies in the manager's own format."""

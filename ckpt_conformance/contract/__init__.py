@@ -32,6 +32,7 @@ class Capability(StrEnum):
     RANKS = "ranks"  # every rank of a torch.distributed job calls save and load
     RESHARD = "reshard"  # a checkpoint loads into another world size and layout; see `resharding`
     PLANT = "plant"  # plant(step): a step without payload that discovery names, by Python only
+    RESEAL = "reseal"  # reseal(step): its own checksums are renewed, whatever its files hold now
 
 
 class Feature(StrEnum):

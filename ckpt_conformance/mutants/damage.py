@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 import zipfile
+import zlib
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -336,3 +339,60 @@ class VerifiesTheOthers(CheckpointManager):
         super().prepare()
         for candidate in resolve.scan(self.root):
             self.open_verified(candidate.reference, set()).close()
+
+
+RECORD = struct.Struct("<8sQQI")  # marker, step, bytes that follow, their CRC-32
+
+
+@mutant(
+    "B07-log",
+    url="huggingface/transformers#35782",
+    change="the newest step is the last one before a damaged record of a log of all saves",
+    violates={"CKC-CORR-008"},
+)
+class BelievesALog(CheckpointManager):
+    """Copies what it saved to the end of a log, which is read up to the first bad record."""
+
+    marker = b"\0a save:"
+
+    def after_commit(self, reference: CheckpointReference) -> None:
+        """Append a record, behind the last whole one."""
+        with suppress(OSError):
+            self.append(reference)
+        super().after_commit(reference)
+
+    def append(self, reference: CheckpointReference) -> None:
+        """Write the largest file of a step, and sync it."""
+        candidate = resolve.candidate_at(reference)
+        if candidate.manifest is None:
+            return
+        files = candidate.manifest.files
+        largest = max(files, key=lambda name: files[name].size)
+        content = (reference.directory / largest).read_bytes()
+        head = RECORD.pack(self.marker, reference.step, len(content), zlib.crc32(content))
+        path = self.root / "saves.log"
+        with path.open("ab") as log:
+            log.truncate(self.read(path)[1])
+            log.write(head + content)
+            log.flush()
+            os.fsync(log.fileno())
+
+    def read(self, path: Path) -> tuple[int | None, int]:
+        """The step before a damaged record, None without one; and where the last record ends."""
+        data, at, step = path.read_bytes(), 0, None
+        while at < len(data):
+            head = data[at : at + RECORD.size].ljust(RECORD.size)
+            marker, number, size, crc = RECORD.unpack(head)
+            content = data[at + RECORD.size : at + RECORD.size + size]
+            if marker != self.marker or len(content) < size or zlib.crc32(content) != crc:
+                behind = data.find(self.marker, at + 1) >= 0
+                return (step, len(data)) if behind else (None, at)
+            at, step = at + RECORD.size + size, number
+        return None, at
+
+    def load(self, reference: Any = None, *, step: int | None = None, **given: Any) -> Any:  # noqa: ANN401
+        """Load what the log says is the newest."""
+        if reference is None and step is None:
+            with suppress(OSError):
+                step = self.read(self.root / "saves.log")[0]
+        return super().load(reference, step=step, **given)

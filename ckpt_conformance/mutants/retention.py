@@ -357,3 +357,19 @@ class CountsByManifest(CheckpointManager):
     def is_own(self, candidate: Candidate) -> bool:
         """Whether its manifest is of this run."""
         return candidate.manifest is not None and candidate.manifest.run_id in self.own_runs
+
+
+@mutant(
+    "C02-stops",
+    url="NVIDIA-NeMo/Megatron-Bridge#4678",
+    change="rotation ends with a warning where a checkpoint's files do not fit its manifest",
+    violates={"CKC-RETN-013"},
+)
+class StopsAtDamage(CheckpointManager):
+    """Leaves everything to a person who never comes."""
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """Nothing, as long as something is wrong."""
+        if any(candidate.manifest is not None and not candidate.complete for candidate in found):
+            return []
+        return super().victims(found, saved)

@@ -18,6 +18,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointReference,
     durable,
     layout,
+    manifest,
 )
 from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest, TensorEntry
 
@@ -140,6 +141,22 @@ class OpensOtherwise(CheckpointManager):
     def open_file(self, path: Path) -> BinaryIO:
         """Open one file."""
         raise NotImplementedError(path)
+
+
+@mutant(
+    "L01-sealed",
+    url="huggingface/transformers#47176",
+    change="a manifest that matches its own digest may name files anywhere",
+    violates={"CKC-SECU-002"},
+    base="reference-dcp",
+)
+class FollowsSealedNames(CheckpointManager):
+    """Trusts a digest that anybody can renew."""
+
+    def read_manifest(self, reference: CheckpointReference) -> Manifest:
+        """Check everything but the names."""
+        with mock.patch.object(manifest, "_plain_name", str):
+            return super().read_manifest(reference)
 
 
 @mutant(

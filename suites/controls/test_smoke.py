@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
+from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.harness.messages import (
     Call,
     CallResult,
@@ -269,6 +270,20 @@ def _plant(subject: Subject) -> None:
         _fail(subject, "plant", listed, result)
 
 
+def _reseal(subject: Subject) -> None:
+    """Change a byte in the middle of the largest file, and renew the checksums: it loads."""
+    golden = subject.golden()
+    place = payload.places(
+        golden.snapshot(4), golden.payload_samples.get(4, []), payload.of_step(golden, 4)
+    )[0]
+    subject.materialize(golden)
+    at_rest.flip_bits(subject.root, place, subject.rng)
+    subject.execute(Call(method="reseal", args=(4,)))
+    result = subject.resume()
+    if oracle.step_of(result) != 4:  # noqa: PLR2004  the step whose checksums were renewed
+        _fail(subject, "reseal", f"after a changed bit: {subject.tell(result)}", result)
+
+
 PLAIN_USE: dict[str, Callable[[Subject], None]] = {
     "explicit_step": _explicit_step,
     "retention": _retention,
@@ -280,4 +295,5 @@ PLAIN_USE: dict[str, Callable[[Subject], None]] = {
     "ranks": _ranks,
     "reshard": _reshard,
     "plant": _plant,
+    "reseal": _reseal,
 }

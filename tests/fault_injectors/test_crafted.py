@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -82,26 +83,44 @@ def test_the_checksum_of_a_bomb_is_right() -> None:
 
 
 def test_each_claim_changes_its_header(saved: Path) -> None:
-    header = saved.with_name("header")
-    header.write_bytes((30).to_bytes(8, "little") + b'{"w":{"data_offsets":[10,1234]}}')
+    shards = saved.with_name("header")
+    shards.write_bytes((30).to_bytes(8, "little") + b'{"w":{"data_offsets":[10,1234]}}')
     text = saved.with_name("index.json")
     text.write_text('{"size": 1234, "shape": [16, 8]}')
     metadata = saved.with_name(".metadata")
     metadata.write_bytes(pickle.dumps({"size": 1234}))
-    files = [saved.name, header.name, text.name, metadata.name]
+    files = [saved.name, shards.name, text.name, metadata.name]
     headers = crafted.claims(saved.parent, files)
-    assert {how for _, how in headers} == {
+    assert {header.how for header in headers} == {
         *("record sizes", "storage sizes", "all integers"),
         *("header length", "header offsets", "json", "pickle"),
     }
-    for file, how in headers:
-        path = saved.parent / file
+    for header in headers:
+        path = saved.parent / header.file
         before = path.read_bytes()
-        crafted.claim(saved.parent, file, how)
-        assert path.read_bytes() != before, how
-        path.write_bytes(before if how not in {"json", "pickle"} else path.read_bytes())
+        crafted.claim(saved.parent, header)
+        assert path.read_bytes() != before, header
+        path.write_bytes(before if header.how not in {"json", "pickle"} else path.read_bytes())
     assert text.read_text() == f'{{"size": {10**15}, "shape": [{10**15}, 8]}}'
     assert pickle.loads(metadata.read_bytes()) == {"size": 10**15}  # noqa: S301  our own bytes
+
+
+@pytest.mark.parametrize(("order", "width"), [("little", 8), ("big", 8), ("little", 4)])
+def test_the_length_of_a_record_that_was_appended_claims_too_much(
+    tmp_path: Path, order: Literal["little", "big"], width: int
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    record = b"RECORD" + (1000).to_bytes(width, order) + bytes(1000)
+    for folder, count in ((old, 1), (new, 2)):
+        folder.mkdir()
+        (folder / "log").write_bytes(record * count)
+    headers = crafted.claims(new, ["log"], old)
+    assert headers == [crafted.Header("log", "length", len(record) + 6, width, order)]
+    crafted.claim(new, headers[0])
+    log = (new / "log").read_bytes()
+    assert log[: len(record)] == record
+    claimed = log[len(record) + 6 : len(record) + 6 + width]
+    assert int.from_bytes(claimed, order) >= min(10**15, 2**32 - 16)
 
 
 def test_a_name_is_led_outside_in_text_and_in_a_pickle(tmp_path: Path) -> None:
@@ -114,10 +133,20 @@ def test_a_name_is_led_outside_in_text_and_in_a_pickle(tmp_path: Path) -> None:
     pairs = crafted.names_in(tmp_path, names)
     assert pairs == [("step/index", "step/shard_0"), ("step/meta", "step/shard_0")]
     for file, named in pairs:
-        assert crafted.lead_outside(tmp_path, file, named) == tmp_path / "shard_0"
+        assert crafted.lead_outside(tmp_path, [file], named) == tmp_path / "shard_0"
     assert (folder / "index").read_text() == '{"files": ["../shard_0"]}'
     led = pickle.loads((folder / "meta").read_bytes())  # noqa: S301  our own bytes
     assert led == {"file": "../shard_0", "also": ["../shard_0"]}
+
+
+def test_a_file_gets_another_name_inside_wherever_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "shard_0").write_bytes(b"payload")
+    (tmp_path / "index").write_text('{"files": ["shard_0"]}')
+    (tmp_path / "meta").write_bytes(pickle.dumps({"file": "shard_0"}))
+    crafted.lead_inside(tmp_path, ["index", "meta"], "shard_0")
+    assert (tmp_path / "xhard_0").read_bytes() == b"payload"
+    assert (tmp_path / "index").read_text() == '{"files": ["xhard_0"]}'
+    assert pickle.loads((tmp_path / "meta").read_bytes()) == {"file": "xhard_0"}  # noqa: S301  our own bytes
 
 
 def test_what_pickles_import_is_listed(saved: Path) -> None:

@@ -142,6 +142,29 @@ class Log(Headed):
         return wanted
 
 
+class Mended(Log):
+    """The log, which looks for the next record behind one that is damaged."""
+
+    def records(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the records that are whole."""
+        data = (self.root / "log").read_bytes() if (self.root / "log").exists() else b""
+        at = data.find(MAGIC)
+        while at >= 0:
+            length = 1
+            with contextlib.suppress(DamagedError):
+                step, content = self.read(data, at)
+                yield step, content
+                length = HEAD.size + len(content)
+            at = data.find(MAGIC, at + length)
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        with (self.root / "log").open("ab") as log:
+            log.write(self.record(step, packed(job)))
+            log.flush()
+        sync(self.root / "log")
+        sync(self.root)
+
+
 @dataclass(frozen=True)
 class Adapter(AdapterBase):
     make: Callable[[Path], Manager] = Headed
@@ -167,3 +190,4 @@ twins = adapter("twins", Twins)
 uncovered = adapter("uncovered", lambda root: Headed(root, covers=False))
 log_covered = adapter("log-covered", Log)
 log_uncovered = adapter("log-uncovered", lambda root: Log(root, covers=False))
+log_mended = adapter("log-mended", Mended)

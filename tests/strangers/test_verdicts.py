@@ -82,8 +82,9 @@ PATIENT: dict[str, set[str]] = {
 HEADED: dict[str, set[str]] = {
     "covered": set(),
     "uncovered": {"CKC-CORR-001"},
-    "log_covered": set(),
-    "log_uncovered": {"CKC-CORR-001"},
+    "log_covered": {"CKC-CORR-008"},  # it reads up to the first record that does not fit
+    "log_uncovered": {"CKC-CORR-001", "CKC-CORR-008"},
+    "log_mended": set(),
 }
 # Both refuse what is damaged; one has changed half of the job by then.
 NUMBERED: dict[str, set[str]] = {"first": set(), "each": {"CKC-CORR-007"}}
