@@ -13,6 +13,7 @@ from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.controls import test_damage as damage
 from ckpt_conformance.suites.controls import test_retention as retention
+from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -171,6 +172,7 @@ def test_a_damaged_step_does_not_stop_rotation(subject: Subject) -> None:
     three stay at most. So it is without the damage.
     """
     keep = retention.keeping(subject, 2)
+    controls.require(smoke.test_a_save_that_returned_is_there, subject)
     golden = subject.golden(SAVES)
     later = tuple(range(NEWEST, NEWEST + 10, 2))
     stay = _rotated(subject, golden, keep, later, is_damaged=True)
