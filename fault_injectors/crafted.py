@@ -202,6 +202,13 @@ def lead_inside(root: Path, files: Sequence[str], named: str) -> None:
     _rename(root, files, name, new)
 
 
+def lead_here(root: Path, files: Sequence[str], named: str) -> None:
+    """Make each of `files` name `./<name>`, which is the same file, where that has room."""
+    name = Path(named).name
+    if not any(_has_fixed_places((root / file).read_bytes()) for file in files):
+        _rename(root, files, name, f"./{name}")
+
+
 def _has_fixed_places(data: bytes) -> bool:
     return not is_pickle(data) and not data.isascii()
 

@@ -254,6 +254,8 @@ def _followed(
 ) -> list[tuple[str, Sequence[str]]]:
     """Give (file, files that name it) of edits that are served where the new name stays inside.
 
+    The file gets that name, or keeps its own and is named with `./` before it.
+
     Each file that names another one is edited alone, and all of them together.
     """
     edits = [
@@ -261,12 +263,15 @@ def _followed(
         for name, by in named.items()
         for files in ([*([file] for file in by), by] if len(by) > 1 else [by])
     ]
-    folders = [_tree(subject, f"inside-{at}") for at in range(len(edits))]
-    for folder, (name, files) in zip(folders, edits, strict=True):
-        crafted.lead_inside(folder, files, name)
+    folders: list[Path] = []
+    for at, (name, files) in enumerate(edits):
+        for lead in (crafted.lead_inside, crafted.lead_here):  # a name may be a digest of the bytes
+            folders.append(_tree(subject, f"{lead.__name__}-{at}"))
+            lead(folders[-1], files, name)
     _reseal(subject, folders)
-    results = zip(edits, _load_each(subject, folders), strict=True)
-    return [edit for edit, result in results if _loads_newest(subject, result)]
+    served = [_loads_newest(subject, result) for result in _load_each(subject, folders)]
+    pairs = zip(served[::2], served[1::2], strict=True)
+    return [edit for edit, pair in zip(edits, pairs, strict=True) if any(pair)]
 
 
 def _reseal(subject: Subject, folders: Sequence[Path]) -> None:
