@@ -270,7 +270,7 @@ def _plant(subject: Subject) -> None:
 
 
 def _reseal(subject: Subject) -> None:
-    """Renew checksums that fit already: the step still loads. Where names are digests no more fits."""
+    """Renew checksums that fit already: the step still loads."""
     subject.execute(Call(method="reseal", args=(4,)))
     result = subject.resume()
     if oracle.step_of(result) != 4:  # noqa: PLR2004  the step whose checksums were renewed
