@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 DEADLINE = 20.0  # seconds that one trial may take
 UNIQUE = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")  # the part of a name that no two saves share
 PASSES = 4  # over one file by a load; later ones are taken for the last of them
+SYNCS = 8  # of one save, that fail alone at the quick budget
 MOST = 100_000  # calls of one operation, after which advancing gives up
 
 
@@ -79,10 +80,14 @@ class PlannedTrial(Message, frozen=True):
 
 
 class SecondSave(Message, frozen=True):
-    """The save that follows one that raised: its own error, and the tree that it leaves."""
+    """The save that follows one that raised: its own error, and the tree that it leaves.
+
+    `renewed`: it wrote anew, and synced, the file whose sync had failed; a directory it synced.
+    """
 
     error: messages.Error | None
     left: str
+    renewed: bool = False
 
 
 class TrialResult(Message, frozen=True, omit_defaults=True):
@@ -124,7 +129,8 @@ class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
     files of the newest step: of a load the reads of these are hit. Trees that trials leave go to
     `keep`, of loads those alone that a load changed, and one line per trial to `out`. After every
     n-th trial that raised, `again`, but for those of strata, the same save is made once more
-    without a fault. What is `done` is not tried again.
+    without a fault; so it is after each one of a sync that failed once. What is `done` is not
+    tried again.
     """
 
     what: str
@@ -261,7 +267,23 @@ class Advancer:
         yield from sample
         if sample:
             self.again = 0
-            yield from self._left_out(sample, log, drawn.rng)
+            left_out = list(self._left_out(sample, log, drawn.rng))
+            yield from left_out
+            yield from self._other_syncs([*sample, *left_out], log)
+
+    def _other_syncs(
+        self, sample: Sequence[PlannedTrial], log: Sequence[SeenCall]
+    ) -> Iterator[PlannedTrial]:
+        """Yield an error at the latest syncs of a save that the sample does not meet alone.
+
+        What the caller tries again after it is to be durable: there each of them counts.
+        """
+        usual = KINDS["EIO"]
+        hit = {o.fault.at for o in sample if o.fault == structs.replace(usual, at=o.fault.at)}
+        syncs = [call for call in log if call.what in SYNCING and not call.elsewhere]
+        for call in syncs[-SYNCS:] if self.task.what == "save" else ():
+            if call.call not in hit:
+                yield PlannedTrial("EIO", structs.replace(usual, at=call.call))
 
     def _left_out(
         self, sample: Sequence[PlannedTrial], log: Sequence[SeenCall], rng: random.Random
@@ -381,10 +403,17 @@ class Advancer:
         if isinstance(done, RunResult) and task.what == "load":
             return self.arrived(result, done)
         result = structs.replace(result, left=self.left())
-        if result.error and self.again and self.count % self.again == 0:
-            error = self.operate(self.armed(NONE)).error  # armed, so that it is settled, too
-            result = structs.replace(result, again=SecondSave(error, self.left()))
+        is_sync = call is not None and call.what in SYNCING and not begun.fault.persistent
+        if result.error and (is_sync or (self.again and self.count % self.again == 0)):
+            result = structs.replace(result, again=self._second(call))
         return result
+
+    def _second(self, failed: SeenCall | None) -> SecondSave:
+        """Do the operation once more without a fault: armed, so that it is settled, too."""
+        done = self.operate(self.armed(NONE))
+        log = next(iter(done.faults), FaultReport()).log
+        renewed = failed is not None and is_renewed(log, structs.replace(failed, call=0))
+        return SecondSave(done.error, self.left(), renewed)
 
     def armed(self, fault: CallFault) -> messages.Fault:
         """Return a fault as an operation takes it."""

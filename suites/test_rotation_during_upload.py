@@ -33,6 +33,7 @@ from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
 from ckpt_conformance.suites.controls import test_discovery as discovery
+from ckpt_conformance.suites.controls import test_explicit_step as explicit
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
@@ -218,6 +219,8 @@ def _require_somewhere(subject: Subject, step: int, left: list[int], message: st
     if arrived == step and oracle.same(state, wanted, subject.holds):
         return
     evidence = subject.evidence(result, steps=left)
+    if arrived is not None and arrived != step:
+        controls.require(explicit.test_an_explicit_step_is_served_whole, subject)
     trees.clear(mirror_of(subject))
     controls.require(test_the_mirror_loads_like_the_original, subject)  # where no upload fails
     raise Violation(message, evidence=evidence)
