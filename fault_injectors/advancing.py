@@ -34,7 +34,7 @@ from ckpt_conformance.harness.messages import (
     SeenCall,
     UnsupportedCall,
 )
-from ckpt_conformance.harness.strata import Role, Stratum, of_calls
+from ckpt_conformance.harness.strata import Role, Stratum, of_calls, role_of
 from ckpt_conformance.processes import children, hugepages
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.trace import faults
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 DEADLINE = 20.0  # seconds that one trial may take
 UNIQUE = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")  # the part of a name that no two saves share
 PASSES = 4  # over one file by a load; later ones are taken for the last of them
+SYNCS = 8  # of one save, that fail alone at the quick budget
 MOST = 100_000  # calls of one operation, after which advancing gives up
 
 
@@ -79,10 +80,14 @@ class PlannedTrial(Message, frozen=True):
 
 
 class SecondSave(Message, frozen=True):
-    """The save that follows one that raised: its own error, and the tree that it leaves."""
+    """The save that follows one that raised: its own error, and the tree that it leaves.
+
+    `renewed`: it wrote anew, and synced, the file whose sync had failed; a directory it synced.
+    """
 
     error: messages.Error | None
     left: str
+    renewed: bool = False
 
 
 class TrialResult(Message, frozen=True, omit_defaults=True):
@@ -115,15 +120,17 @@ class TrialResult(Message, frozen=True, omit_defaults=True):
 class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
     """What one child does.
 
-    `what` is save, load or rotation; `base` the tree that each trial begins with; `step` the step
-    that is saved; `kinds` what to fail with (see `KINDS`); `trials` are faults to try alone.
+    `what` is save, load, rotation, or the reads of one; `base` the tree that each trial begins
+    with; `step` the step that is saved; `kinds` what to fail with (see `KINDS`); `trials` are
+    faults to try alone.
     `sample` says how many trials of each kind, none: all; `named` at how many kinds of names every
     call fails, none: at all of them. With a sample each stratum of calls (`harness.strata`) is hit
     once at least, by up to `strata` more trials; `roles` are those of files, and `newest` are the
     files of the newest step: of a load the reads of these are hit. Trees that trials leave go to
     `keep`, of loads those alone that a load changed, and one line per trial to `out`. After every
     n-th trial that raised, `again`, but for those of strata, the same save is made once more
-    without a fault. What is `done` is not tried again.
+    without a fault; so it is after each one of a sync that failed once. What is `done` is not
+    tried again.
     """
 
     what: str
@@ -159,6 +166,7 @@ KINDS: dict[str, CallFault] = {
 HARMLESS = ("EINTR", "short")  # what a kernel may do on a healthy disk, at all calls, too
 NONE = CallFault()
 CONTROL = "control"  # the kind of a trial without a fault
+READS = "rotation, reads"  # an operation: a save that rotates, of which the calls that read are hit
 SYSTEM_CALL = "ckpt_conformance.fault_injectors.system_call:SystemCall"
 
 
@@ -247,6 +255,9 @@ class Advancer:
     def chosen(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
         """Yield the faults that the task names, then a sample of each of its kinds."""
         yield from self.task.trials
+        if self.task.what == READS and not self.task.trials:
+            yield from self._at_reads(log)
+            return
         if not self.task.trials and self.task.what == "save":
             yield from self._at_names(log)
         drawn = Drawn(random.Random(self.task.seed))  # noqa: S311
@@ -256,7 +267,23 @@ class Advancer:
         yield from sample
         if sample:
             self.again = 0
-            yield from self._left_out(sample, log, drawn.rng)
+            left_out = list(self._left_out(sample, log, drawn.rng))
+            yield from left_out
+            yield from self._other_syncs([*sample, *left_out], log)
+
+    def _other_syncs(
+        self, sample: Sequence[PlannedTrial], log: Sequence[SeenCall]
+    ) -> Iterator[PlannedTrial]:
+        """Yield an error at the latest syncs of a save that the sample does not meet alone.
+
+        What the caller tries again after it is to be durable: there each of them counts.
+        """
+        usual = KINDS["EIO"]
+        hit = {o.fault.at for o in sample if o.fault == structs.replace(usual, at=o.fault.at)}
+        syncs = [call for call in log if call.what in SYNCING and not call.elsewhere]
+        for call in syncs[-SYNCS:] if self.task.what == "save" else ():
+            if call.call not in hit:
+                yield PlannedTrial("EIO", structs.replace(usual, at=call.call))
 
     def _left_out(
         self, sample: Sequence[PlannedTrial], log: Sequence[SeenCall], rng: random.Random
@@ -266,6 +293,19 @@ class Advancer:
         for calls in list(left.values())[: self.task.strata]:
             fault = structs.replace(KINDS["EIO"], at=rng.choice(calls).call)
             yield PlannedTrial("EIO", fault)
+
+    def _at_reads(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
+        """Yield an error that ends at each call that reads; of a sample one of each group.
+
+        What a rotation can't read it may take for nothing, and delete what that was to keep.
+        """
+        self.again = 0
+        groups = reads_of(log, self.task)
+        if self.task.sample:
+            rng = random.Random(self.task.seed)  # noqa: S311
+            groups = [[rng.choice(calls)] for calls in groups[: self.task.sample[0]]]
+        for call in (call for calls in groups for call in calls):
+            yield PlannedTrial("EIO", structs.replace(KINDS["EIO"], at=call.call))
 
     def _at_names(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
         """Yield faults that last for the files of one kind of name, and meet no other one.
@@ -363,10 +403,17 @@ class Advancer:
         if isinstance(done, RunResult) and task.what == "load":
             return self.arrived(result, done)
         result = structs.replace(result, left=self.left())
-        if result.error and self.again and self.count % self.again == 0:
-            error = self.operate(self.armed(NONE)).error  # armed, so that it is settled, too
-            result = structs.replace(result, again=SecondSave(error, self.left()))
+        is_sync = call is not None and call.what in SYNCING and not begun.fault.persistent
+        if result.error and (is_sync or (self.again and self.count % self.again == 0)):
+            result = structs.replace(result, again=self._second(call))
         return result
+
+    def _second(self, failed: SeenCall | None) -> SecondSave:
+        """Do the operation once more without a fault: armed, so that it is settled, too."""
+        done = self.operate(self.armed(NONE))
+        log = next(iter(done.faults), FaultReport()).log
+        renewed = failed is not None and is_renewed(log, structs.replace(failed, call=0))
+        return SecondSave(done.error, self.left(), renewed)
 
     def armed(self, fault: CallFault) -> messages.Fault:
         """Return a fault as an operation takes it."""
@@ -387,7 +434,7 @@ class Advancer:
             op = Run(
                 until=task.step,
                 save_at=(task.step,),
-                resume=task.what == "rotation",
+                resume=task.what != "save",
                 faults=faults,
                 fault_step=task.step,
             )
@@ -433,6 +480,27 @@ def strata_of(log: Sequence[SeenCall], task: Task) -> dict[Stratum, list[SeenCal
             sort = stratum.sort if again == 1 else f"{stratum.sort}, pass {again},"
             split.setdefault(Stratum(sort, stratum.role), []).append(call)
     return split
+
+
+def reads_of(log: Sequence[SeenCall], task: Task) -> list[list[SeenCall]]:
+    """Group the calls of a control that open or read a file of a step by how often that follows.
+
+    The last pass over each file comes first, the latest of all at the front: what is read before
+    something is deleted. Of the passes before it those of files of one role are one group.
+    """
+    opened: dict[str, list[list[SeenCall]]] = {}
+    for call in (call for call in log if call.reads and not call.elsewhere):
+        times = opened.setdefault(call.path, [])
+        if call.what in OPENING or not times:
+            times.append([])
+        times[-1].append(call)
+    last = sorted((times[-1] for times in opened.values()), key=lambda calls: -calls[0].call)
+    earlier: dict[tuple[int, Role], list[SeenCall]] = {}
+    for times in opened.values():
+        for before, calls in enumerate(reversed(times[:-1]), 1):
+            role = role_of(calls[0], task.roles)
+            earlier.setdefault((min(before, PASSES), role), []).extend(calls)
+    return [*last, *(earlier[key] for key in sorted(earlier))]
 
 
 def telling(calls: list[SeenCall], newest: Collection[str]) -> list[SeenCall]:

@@ -32,6 +32,7 @@ from ckpt_conformance.fault_injectors.advancing import (
     CONTROL,
     DEADLINE,
     KINDS,
+    READS,
     SYSTEM_CALL,
     CallFault,
     PlannedTrial,
@@ -79,6 +80,7 @@ class Operation:
     named: int = 0  # kinds of names at which every call fails, at the quick budget
     strata: int = 24  # of calls, that are hit although the sample left them out
     keep_last: int | None = None
+    reading: bool = False  # opening to read, and reads, are hit, too
 
 
 OPERATIONS = {
@@ -86,7 +88,9 @@ OPERATIONS = {
     for operation in (
         Operation("save", (2,), 4, tuple(KINDS), (1, 1, 2, 2, 1, 1), named=6),
         Operation("rotation", (2, 4), 6, tuple(KINDS), (2, 0, 1, 0, 0, 0), keep_last=2),
-        Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0)),
+        Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0), reading=True),
+        # Of these calls those alone that read: the others are hit in a rotation.
+        Operation(READS, (2, 4), 6, (), (10,), strata=0, keep_last=2, reading=True),
     )
 }
 NO_CALL = SeenCall(call=0, what="")
@@ -168,7 +172,7 @@ def trials(subject: Subject, what: str) -> list[Trial]:
 
     Raises NotApplicable for a rotation of a manager without retention.
     """
-    if what == "rotation":
+    if OPERATIONS[what].keep_last:
         subject.need(Capability.RETENTION)
     made = trials_of(subject, what)
     subject.remarks.io_points[what] = made.remark
@@ -272,7 +276,7 @@ def with_call(trial: TrialResult, control: TrialResult) -> TrialResult:
     """Add the call that was hit where the process did not live to say it: the control's."""
     if trial.call is not None or trial.exit_kind is ExitKind.ENDED:
         return trial
-    fault = faults.Fault(**trial.fault.arguments(reading=trial.what == "load"))
+    fault = faults.Fault(**trial.fault.arguments(reading=OPERATIONS[trial.what].reading))
     calls = fault.among(control.log)
     if fault.alike:
         calls = [call for call in calls if trees.pattern(call.path) == fault.alike]
@@ -299,7 +303,7 @@ def _task(
         keep=str(_folder(subject, operation.what) / "left"),
         out=str(out),
         holds=tuple(sorted(subject.holds)),
-        reading=operation.what == "load",
+        reading=operation.reading,
         keep_last=operation.keep_last,
         kinds=operation.kinds,
         sample=sample,

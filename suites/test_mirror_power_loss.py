@@ -1,17 +1,19 @@
-"""A power loss takes the node and its mirror at once: what was deleted here is durable there."""
+"""A power loss takes the node and its mirror at once, or a kill the uploader: nothing is lost."""
 
 from __future__ import annotations
 
 import itertools
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract.verdicts import Violation, control_failed
+from ckpt_conformance.contract import Capability
+from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
 from ckpt_conformance.crash.explore import two_places
 from ckpt_conformance.crash.explore.two_places import MIRROR
 from ckpt_conformance.subject import names, oracle
 from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ckpt_conformance.crash.explore.two_places import Loss, Mirrored
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 OLDEST = 2
 TRIED = 6  # contents at the quick budget
 TRIED_LATER = 3  # contents at the quick budget with which a job goes on
+KILLED = 2  # kinds of names, at the quick budget, of which a copy is cut short
 
 
 @check("CKC-MIRR-008")
@@ -36,7 +39,7 @@ def test_a_power_loss_does_not_take_both_copies(subject: Subject) -> None:
     steps that rotation deletes: what it deletes has to be in the mirror.
     """
     keep = subject.info.min_keep
-    steps = range(OLDEST, OLDEST + 2 * (keep + 1), 2)
+    steps = _steps(keep)
     wanted = subject.loaded(subject.golden(), OLDEST)
     recording = two_places.record(subject, steps, keep)
     found = two_places.losses(subject, recording, OLDEST)
@@ -53,21 +56,57 @@ def test_a_power_loss_does_not_take_both_copies(subject: Subject) -> None:
     _go_on_after_a_loss(subject, recording, steps, wanted)
 
 
+@check("CKC-MIRR-006")
+def test_what_a_dead_uploader_has_half_sent_is_not_taken_for_sent(subject: Subject) -> None:
+    """Half a file of an uploader that died is no part of the step that a later upload completes.
+
+    Why: the next upload found a file of that name and passed it over; the step counted as mirrored,
+    rotation deleted it here, and the mirror did not give it (D06).
+    How: record a save, with the mirror below the manager's directory; lay out what a kill leaves
+    inside of the copy of a file, of each kind of name; resume, save so many steps that rotation
+    deletes: what it deletes has to be in the mirror.
+    """
+    subject.need(Capability.EXPLICIT_STEP, Capability.RETENTION)
+    keep = subject.info.min_keep
+    wanted = subject.loaded(subject.golden(), OLDEST)
+    recording = two_places.record(subject, _steps(keep), keep)
+    deaths = two_places.half_sent(recording, OLDEST)
+    if not deaths:
+        raise NotApplicable("no call of an upload leaves a part of a file in the mirror")
+    _go_on(subject, recording, subject.sample(deaths, KILLED), _steps(keep + 1), wanted)
+
+
+def _steps(keep: int) -> range:
+    """Return so many steps that the oldest one is deleted where it is mirrored, or soon after."""
+    return range(OLDEST, OLDEST + 2 * (keep + 1), 2)
+
+
 def _go_on_after_a_loss(
     subject: Subject, recording: Mirrored, steps: range, wanted: Leaves
 ) -> None:
-    """Raise Violation if a job deletes here what its mirror lost before it was told of a receipt.
-
-    Where a step goes that nobody has uploaded, and no power was lost, that is not to blame.
-    """
+    """Raise Violation if a job deletes here what its mirror lost during the upload."""
     found = two_places.unsettled(recording, OLDEST)
-    for loss in found if subject.budget == "full" else itertools.islice(found, TRIED_LATER):
+    chosen = found if subject.budget == "full" else itertools.islice(found, TRIED_LATER)
+    _go_on(subject, recording, chosen, steps, wanted)
+
+
+def _go_on(
+    subject: Subject, recording: Mirrored, losses: Iterable[Loss], steps: range, wanted: Leaves
+) -> None:
+    """Raise Violation if a job that goes on from one of these contents deletes the oldest step.
+
+    Where a step goes that nobody has uploaded, and nothing was lost, that is not to blame.
+    """
+    for loss in losses:
         if _is_kept(subject, recording, loss, steps, wanted):
             continue
         if not _is_kept(subject, recording, two_places.not_uploaded(recording), steps, wanted):
             reason = f"step {OLDEST} is deleted after a restart, and was never uploaded"
             raise control_failed(reason, "CKC-MIRR-005")
-        message = f"step {OLDEST} is deleted after a power loss of the mirror took its copy there"
+        what = "a power loss of the mirror took its copy there"
+        if loss.model == two_places.DEATH:
+            what = "a kill of the uploader left half of its copy in the mirror"
+        message = f"step {OLDEST} is deleted here, and does not load from there, after {what}"
         raise Violation(message, evidence=_evidence(subject, recording, loss))
 
 
@@ -75,9 +114,10 @@ def _evidence(subject: Subject, recording: Mirrored, loss: Loss) -> dict[str, ob
     """Put a content where a bundle takes it from; tell what it is."""
     two_places.place(recording, loss, subject.root)
     operation = recording.operations[loss.state.point - 1]
+    what = "kill" if loss.model == two_places.DEATH else "power loss"
     return {
         "model": loss.model,
-        "power loss": f"after {operation.kind} of {operation.path or 'the directory'}",
+        what: f"after {operation.kind} of {operation.path or 'the directory'}",
         "state": loss.state.why,
         "source": operation.source,
         "left": sorted(loss.state.names)[:12],

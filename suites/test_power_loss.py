@@ -11,9 +11,11 @@ from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
+    from ckpt_conformance.fault_injectors.injected_calls import Trial
     from ckpt_conformance.subject.subject import Subject
 
 MODELS = ("ext4", "xfs", "btrfs")
+STALE = 4  # saves that were made again, and did not sync again, at the quick budget
 
 
 @check("CKC-DURA-001")
@@ -68,9 +70,11 @@ def test_what_a_failed_sync_had_to_write_is_not_taken_for_durable(subject: Subje
     """After a sync that failed a save raises, or what it acknowledges survives a power loss.
 
     Why: the kernel drops the pages of a failed fsync; the next one returns 0 and has nothing to
-    write, so who calls it again loses the file (D04).
+    write, so who calls it again loses the file (D04). The save that the caller makes again finds
+    what the failed one has written, and takes it for durable.
     How: fail one sync of a save; where the save reports success all the same, lay out what a power
-    loss at each later system call may leave, without the data of that file, and resume.
+    loss at each later system call may leave, without the data of that file, and resume. Where it
+    raises, make the same save again: what that acknowledges survives as well.
     """
     syncs = [trial for trial in injected_calls.trials(subject, "save") if trial.is_sync]
     if not syncs:
@@ -85,3 +89,20 @@ def test_what_a_failed_sync_had_to_write_is_not_taken_for_durable(subject: Subje
         except Violation as error:
             raise NotApplicable(f"no sync has to fail for that: {error}") from None
         verdicts.require_clean(subject, (verdicts.explore_injected(subject, trial.spec),), MODELS)
+    _require_the_next_save_is_durable(subject, syncs)
+
+
+def _require_the_next_save_is_durable(subject: Subject, syncs: list[Trial]) -> None:
+    """Raise Violation where a save that a failed sync made raise is made again, and is not durable.
+
+    Where that wrote the file anew and synced it, or synced the directory, there is nothing to lose.
+    """
+    found = [(trial, trial.observed.again) for trial in syncs if not trial.fault.persistent]
+    stale = [trial for trial, again in found if again and not again.error and not again.renewed]
+    for trial in subject.sample(stale, STALE) if subject.info.shape == "manager" else ():
+        try:  # neither a new save nor one over a step loses anything by itself
+            verdicts.require_clean(subject, ("second", *SAME), MODELS)
+        except Violation as error:
+            raise NotApplicable(f"no sync has to fail for that: {error}") from None
+        name = verdicts.explore_tried_again(subject, trial.spec)
+        verdicts.require_clean(subject, (name,), MODELS)

@@ -6,6 +6,7 @@ is told by the deadline.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import kept_trees, trees
@@ -32,6 +33,7 @@ from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
 from ckpt_conformance.suites.controls import test_discovery as discovery
+from ckpt_conformance.suites.controls import test_explicit_step as explicit
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 DEADLINE = 8.0  # seconds; the gate's patience is 30
 WAITS: Slot[bool] = Slot("a save waits for its upload")
-AWAIT = Gate(state="await")
+AWAIT, OPEN = Gate(state="await"), Gate(state="open")
 
 
 def save(*steps: int, resume: bool = False) -> Run:
@@ -144,29 +146,63 @@ def test_a_failed_upload_keeps_the_local_copy(subject: Subject) -> None:
 
     Why: better run out of disk than lose the only copy (M013, M014, D04); stricter than the
     failed-upload test of M015: every upload fails, over several rotations.
-    How: let uploads fail, save two steps, wait until they have failed, save two more, ask. Then let
-    the first one fail and the next ones succeed: what is not there any more is in the mirror.
+    How: let uploads fail, save a step, wait until it has failed, save three more, ask. Then let the
+    first one fail and the next ones of the same process succeed: what is not there any more, of the
+    first step or of the one after it, is in the mirror.
     """
-    failing, failed = Gate(state="fail"), Gate(state="await", count=2)
-    result = prompt(subject, failing, save(2, 4), failed, save(6, 8), Steps())
+    failing = Gate(state="fail")
+    result = prompt(subject, failing, save(2), AWAIT, save(4, 6, 8), Steps())
     left = steps_left(subject, result)
     expect(left, {2, 4, 6, 8}, "rotation deletes a step whose upload has failed")
     if "explicit_step" in subject.info.capabilities:
-        _fail_the_first_alone(subject)
+        _require_deleted_are_mirrored(subject)
 
 
-def _fail_the_first_alone(subject: Subject) -> None:
-    """Fail the upload of step 2 and no other; raise Violation if it is then nowhere.
+@dataclass(frozen=True)
+class AfterAFailure:
+    """Saves of which the first one's upload failed: what is left, what came to the mirror.
+
+    `left` are the steps here, `came` is how many files came to the gate in the same process once
+    it was open; `mirror` is a copy of the mirror.
+    """
+
+    left: list[int]
+    came: int
+    mirror: Path
+
+
+AFTER_A_FAILURE: Slot[AfterAFailure] = Slot("saves after an upload that failed")
+
+
+def after_a_failure(subject: Subject) -> AfterAFailure:
+    """Fail the upload of step 2 and no other one; save three more steps; once per adapter."""
+    return subject.once(AFTER_A_FAILURE, lambda: _fail_the_first_alone(subject))
+
+
+def _fail_the_first_alone(subject: Subject) -> AfterAFailure:
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    first = (Gate(state="fail"), save(2), AWAIT, OPEN)
+    result = prompt(subject, *first, save(4, 6), Close(), OPEN, save(8), Close(), Steps())
+    left = steps_left(subject, result)
+    kept = subject.folder / "mirror-after-a-failure"
+    trees.copy(mirror_of(subject), kept)
+    return AfterAFailure(left, result.all_of(GateResult)[-1].came, kept)
+
+
+def _require_deleted_are_mirrored(subject: Subject) -> None:
+    """Raise Violation if a step is nowhere once the upload of the first one has failed.
 
     It may be deleted where it was uploaded again.
     """
-    trees.clear(subject.root)
-    trees.clear(mirror_of(subject))
-    first = (Gate(state="fail"), save(2), AWAIT, Close(), Gate(state="open"))
-    others = [op for step in (4, 6, 8) for op in (save(step), Close())]
-    left = steps_left(subject, prompt(subject, *first, *others, Steps()))
-    message = "rotation deletes a step whose upload has failed, because a later one succeeded"
-    _require_somewhere(subject, 2, left, message)
+    found = after_a_failure(subject)
+    for step in (2, 4):
+        trees.materialize(found.mirror, mirror_of(subject))
+        message = (
+            f"rotation deletes step {step}, and the mirror lacks it: the first upload of step 2 "
+            "failed, and later ones succeeded"
+        )
+        _require_somewhere(subject, step, found.left, message)
 
 
 def _require_somewhere(subject: Subject, step: int, left: list[int], message: str) -> None:
@@ -183,6 +219,8 @@ def _require_somewhere(subject: Subject, step: int, left: list[int], message: st
     if arrived == step and oracle.same(state, wanted, subject.holds):
         return
     evidence = subject.evidence(result, steps=left)
+    if arrived is not None and arrived != step:
+        controls.require(explicit.test_an_explicit_step_is_served_whole, subject)
     trees.clear(mirror_of(subject))
     controls.require(test_the_mirror_loads_like_the_original, subject)  # where no upload fails
     raise Violation(message, evidence=evidence)
@@ -195,26 +233,28 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     Why: uploads listed the directory too early, in pages, or while a fixed name was written anew,
     and the mirror held parts of two saves (D07, D08).
     How: save two steps, let uploads finish, load from the mirror alone; a manager also saves a step
-    again in the middle of its upload, and in another process after it.
+    again in the middle of its upload, before the last file of it, and in another process after it.
     """
     golden = subject.golden()
     legal = subject.legal(golden, 4)
     trees.clear(subject.root)
-    result = prompt(subject, save(2, 4), Close())
+    result = prompt(subject, save(2), Close(), OPEN, save(4), Close(), OPEN)
     if not result.went_well:
         raise trouble(subject, result)
     _compare(subject, legal)
     if subject.info.shape == "manager":
-        _save_again_during_the_upload(subject)
+        files = result.all_of(GateResult)[-1].came
+        for after in sorted({min(1, files - 1), files - 1} if files else ()):
+            _save_again_during_the_upload(subject, after)
         _save_again_after_a_restart(subject)
 
 
-def _save_again_during_the_upload(subject: Subject) -> None:
-    """Save step 4 anew while its first upload is under way; compare, if that save is possible."""
+def _save_again_during_the_upload(subject: Subject, after: int) -> None:
+    """Save step 4 anew after so many files of its upload; compare, if that save is possible."""
     trees.clear(subject.root)
     trees.clear(mirror_of(subject))
-    first = (Train(n=4), Gate(state="shut", after=1), Save(step=4), AWAIT)
-    again = (Perturb(), Save(step=4), Gate(state="open"), Close())
+    first = (Train(n=4), Gate(state="shut", after=after), Save(step=4), AWAIT)
+    again = (Perturb(), Save(step=4), OPEN, Close())
     saved = prompt(subject, *first, *again)
     if saved.steps_of("acknowledged") != [4, 4]:
         return  # it saves no step a second time
@@ -330,7 +370,7 @@ def _receipts(subject: Subject) -> tuple[Path, Sequence[str]]:
     Raises NotApplicable where there is none.
     """
     before, after = subject.scratch / "before", subject.scratch / "after"
-    shut = (Gate(state="shut"), save(2), AWAIT, CopyOut(tree=str(before)), Gate(state="open"))
+    shut = (Gate(state="shut"), save(2), AWAIT, CopyOut(tree=str(before)), OPEN)
     result = prompt(subject, *shut, Close(), CopyOut(tree=str(after)))
     if not result.went_well:
         raise trouble(subject, result)
@@ -364,10 +404,15 @@ def test_rotation_deletes_what_is_mirrored(subject: Subject) -> None:
 
     Why: a manager that keeps everything fills the disk, and would pass every other check here
     (M009, C11).
-    How: save four steps with two to keep, let each upload finish before the next save, ask.
+    How: save four steps with two to keep, let each upload finish before the next save, ask. Then
+    let the first upload fail, and the next ones of the same process succeed: some are tried.
     """
     ops = [op for step in (2, 4, 6, 8) for op in (save(step), Close())]
     left = steps_left(subject, prompt(subject, *ops, Steps()))
     expect(left, {6, 8}, "the newest two are not there")
     if 2 in left:  # noqa: PLR2004  step 4 may wait for one more rotation
         raise Violation("what is mirrored is never deleted", evidence={"steps": left})
+    found = after_a_failure(subject)
+    if not found.came:
+        message = "an upload that fails ends all later ones: what is saved after it is not sent"
+        raise Violation(message, evidence={"saved after it": [4, 6], "files sent": 0})

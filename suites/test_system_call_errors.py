@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
 from ckpt_conformance.fault_injectors import advancing, at_rest, injected_calls
-from ckpt_conformance.fault_injectors.advancing import HARMLESS
+from ckpt_conformance.fault_injectors.advancing import HARMLESS, READS
 from ckpt_conformance.subject import by_name, controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
@@ -136,7 +136,8 @@ def test_an_error_while_rotation_runs_costs_no_kept_step(subject: Subject) -> No
     same (C01).
     How: two steps are there and two may stay; fail the N-th system call of the next save, once and
     from there on; load the newest, and by its number the one before it. Where the save failed and
-    its step is not there, both steps are to be kept: load each by its number.
+    its step is not there, both steps are to be kept: load each by its number. The same once for
+    calls that read: what a rotation can't read is not nothing.
     """
     try:
         judged = injected_calls.require(subject, ("rotation",), partial(nothing_whole, subject))
@@ -146,36 +147,40 @@ def test_an_error_while_rotation_runs_costs_no_kept_step(subject: Subject) -> No
     if not judged:
         raise NotApplicable("the adapter does not declare retention")
     if "explicit_step" in subject.info.capabilities:
-        require_kept(subject)
+        require_kept(subject, "rotation")
+        injected_calls.require(subject, (READS,), partial(nothing_kept, subject))
+        require_kept(subject, READS)
 
 
-def require_kept(subject: Subject) -> None:
+def require_kept(subject: Subject, what: str) -> None:
     """Raise Violation if a step that is to be kept does not load by its number.
 
     The newest of those that were there always is. So is the one before it where the save failed,
     and the new step is not there instead. Who has room for two may write the new one over it.
     """
-    *_, older, kept = injected_calls.OPERATIONS["rotation"].before
+    *_, older, kept = injected_calls.OPERATIONS[what].before
     room = subject.info.max_keep or NO_LIMIT
     if room == 1:
         return
-    found = injected_calls.trials(subject, "rotation")
-    ends = [(one, injected_calls.outcome(subject, "rotation", one)) for one in found]
+    found = injected_calls.trials(subject, what)
+    ends = [(one, injected_calls.outcome(subject, what, one)) for one in found]
     whole = [one for one, ending in ends if ending in WHOLE]
-    unharmed = injected_calls.control_folder(subject, "rotation")
-    if trouble := require_step(subject, kept, unharmed, whole):
+    unharmed = injected_calls.control_folder(subject, what)
+    if trouble := require_step(subject, what, kept, unharmed, whole):
         raise control_failed(f"after a rotation without any fault step {kept} gives {trouble}")
     failed = [one for one, ending in ends if ending is Outcome.PREVIOUS and one.error]
     if failed and room > 2:  # noqa: PLR2004  both
-        require_step(subject, older, subject.golden().snapshot(kept), failed)
+        require_step(subject, what, older, subject.golden().snapshot(kept), failed)
 
 
-def require_step(subject: Subject, step: int, unharmed: Path, tried: Sequence[Trial]) -> str:
+def require_step(
+    subject: Subject, what: str, step: int, unharmed: Path, tried: Sequence[Trial]
+) -> str:
     """Raise Violation if a step, asked for by its number, is not in what one of the trials left.
 
     Returns what is wrong with it where nothing was harmed; empty if it loads there.
     """
-    legal = injected_calls.legal(subject, "rotation")
+    legal = injected_calls.legal(subject, what)
     alike = {one.folder: one for one in tried if one.folder}
     folders = (unharmed, *sorted(alike))
 
@@ -188,17 +193,17 @@ def require_step(subject: Subject, step: int, unharmed: Path, tried: Sequence[Tr
     if not is_kept(control):
         return subject.tell(control)
     for folder, result in zip(folders[1:], results, strict=True):
-        if is_kept(result) or is_replaced(subject, step, folder):
+        if is_kept(result) or is_replaced(subject, what, step, folder):
             continue
         message = f"step {step} is not kept after {alike[folder].name}"
         raise Violation(message, evidence=subject.evidence(result, legal[step]))
     return ""
 
 
-def is_replaced(subject: Subject, step: int, folder: Path) -> bool:
+def is_replaced(subject: Subject, what: str, step: int, folder: Path) -> bool:
     """Return whether the new step is there after all: then the oldest is to be kept no more."""
-    operation = injected_calls.OPERATIONS["rotation"]
-    legal = injected_calls.legal(subject, "rotation")
+    operation = injected_calls.OPERATIONS[what]
+    legal = injected_calls.legal(subject, what)
     is_oldest = step == operation.before[0]
     return is_oldest and bool(by_name.loads(subject, folder, legal, [operation.step]))
 
@@ -231,6 +236,18 @@ def nothing_whole(subject: Subject, what: str, trial: Trial) -> str:
     legal = injected_calls.legal(subject, what)
     due = [step for step in legal if step >= injected_calls.OPERATIONS[what].before[-1]]
     return "" if by_name.loads(subject, trial.folder, legal, due) else message
+
+
+def nothing_kept(subject: Subject, what: str, trial: Trial) -> str:
+    """Say what is wrong where a save that met an error leaves no whole step, or not its own."""
+    if trial.error:
+        return nothing_whole(subject, what, trial)
+    message = not_new(subject, what, trial)
+    if not message or trial.folder is None:
+        return message
+    legal = injected_calls.legal(subject, what)
+    own = [injected_calls.OPERATIONS[what].step]
+    return "" if by_name.loads(subject, trial.folder, legal, own) else message
 
 
 def is_lost(subject: Subject, what: str, trial: Trial) -> bool:

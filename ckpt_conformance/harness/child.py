@@ -401,8 +401,7 @@ class Child:
         if op.state == "await":
             result["done"] = self.gate.wait_for_upload(op.count)
         else:
-            self.gate.set(op.state, op.after)
-            result["done"] = True
+            result["came"], result["done"] = self.gate.set(op.state, op.after), True
 
     def op_call(self, op: messages.Call, result: Draft) -> None:
         """Call a capability's method."""

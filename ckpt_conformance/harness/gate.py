@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import threading
 
-PATIENCE = 30.0  # seconds that a shut gate or a waiting harness holds before it gives up
+PATIENCE = 30.0  # seconds that a shut gate holds: a save that waits for it meets its deadline
+AWAITED = 5.0  # seconds that the harness waits for uploads: where none comes it lives to say so
 
 
 class Gate:
@@ -17,16 +18,23 @@ class Gate:
         self._condition = threading.Condition()
         self._free = 0
         self._arrived = 0
+        self._came = 0
 
-    def set(self, state: str, after: int = 0) -> None:
-        """Set the state and wake whoever waits; the next `after` files still pass."""
+    def set(self, state: str, after: int = 0) -> int:
+        """Set the state and wake whoever waits; the next `after` files still pass.
+
+        Returns how many files have come to the gate since it was set before.
+        """
         with self._condition:
+            came, self._came = self._came, 0
             self.state, self._free, self._arrived = state, after, 0
             self._condition.notify_all()
+        return came
 
     def pass_through(self, name: str) -> None:
         """Wait while the gate is shut; raise OSError(EIO) while it fails."""
         with self._condition:
+            self._came += 1
             if self._free:
                 self._free -= 1
                 return
@@ -39,4 +47,4 @@ class Gate:
     def wait_for_upload(self, count: int = 1) -> bool:
         """Wait until files have come to the gate since it was set; False if they do not."""
         with self._condition:
-            return self._condition.wait_for(lambda: self._arrived >= count, PATIENCE)
+            return self._condition.wait_for(lambda: self._arrived >= count, AWAITED)

@@ -369,9 +369,10 @@ class CopyOutResult(Result, frozen=True, tag="copy_out"):
 
 
 class GateResult(Result, frozen=True, tag="gate"):
-    """Whether the gate was set, or so many uploads came."""
+    """Whether the gate was set, or so many uploads came; `came`: files since it was set before."""
 
     done: bool = False
+    came: int = 0
 
 
 class CallResult(Result, frozen=True, tag="call"):

@@ -19,6 +19,7 @@ from ckpt_conformance.reference_impl import (
     LoadResult,
     layout,
 )
+from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -311,6 +312,35 @@ class RotatesFirst(CheckpointManager):
             finally:
                 self.keep_last += 1
         return super().save_snapshot(state)
+
+
+@mutant(
+    "C01-unread",
+    url="Lightning-AI/pytorch-lightning#1150",
+    change="rotation removes files that no manifest lists, and passes over one it could not read",
+    violates={"CKC-IOER-007"},
+)
+class SweepsWhatItCannotRead(CheckpointManager):
+    """Takes a manifest that gives an error for one that lists nothing."""
+
+    def retain(self, saved: CheckpointReference) -> None:
+        """Rotate, then remove what is left over."""
+        super().retain(saved)
+        if not self.keep_last or saved.kind != "model":
+            return
+        listed: set[str] = set()
+        for path in sorted(self.root.iterdir()):
+            if layout.flat_manifest_step(path.name) is None:
+                continue
+            try:
+                listed |= set(read_manifest(path).files)
+            except (CheckpointDamaged, OSError) as error:
+                if not isinstance(error.__cause__ or error, OSError):
+                    return
+                logger.warning("%s cannot be read: %s", path, error)
+        for path in sorted(self.root.iterdir()):
+            if layout.flat_data_step(path.name) is not None and path.name not in listed:
+                self.unlink(path)
 
 
 @mutant(

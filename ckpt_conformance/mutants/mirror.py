@@ -10,6 +10,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointReference,
     DirectoryMirror,
+    durable,
     layout,
     resolve,
 )
@@ -17,7 +18,7 @@ from ckpt_conformance.reference_impl import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl.manifest import Manifest
+    from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
     from ckpt_conformance.reference_impl.resolve import Candidate
 
 
@@ -349,3 +350,135 @@ class ReceiptBeforeNames(Mirrors):
     """After a power loss of the mirror a receipt speaks of what is not there."""
 
     kind = EarlyReceipt
+
+
+class SentOnce(DirectoryMirror):
+    """Sends each file once, and believes its notes of what was sent."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        folder, sheet = self.target, reference.manifest_path.name
+        self._files.makedirs(str(folder), exist_ok=True)
+        for name, entry in manifest.files.items():
+            self._send(reference.directory / name, entry)
+        self._announce(sheet)
+        self._files.pipe_file(str(folder / sheet), manifest.to_bytes())
+        self._settle(folder / sheet)
+        for path in (folder, folder.parent):
+            durable.fsync_dir(path)
+        self._write_receipt(reference, manifest.digest)
+
+    def _send(self, path: Path, entry: FileEntry) -> None:
+        """Send a file, unless it was noted as sent."""
+        raise NotImplementedError
+
+    def _copy(self, path: Path) -> None:
+        self._files.put_file(str(path), str(self.target / path.name))
+        self._settle(self.target / path.name)
+
+
+class NotesBefore(SentOnce):
+    """Notes in memory, before it sends."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401
+        """Nothing was sent yet."""
+        super().__init__(*given, **named)
+        self.sent: set[str] = set()
+
+    def _send(self, path: Path, entry: FileEntry) -> None:
+        if entry.blake3 not in self.sent:
+            self.sent.add(entry.blake3)
+            self._announce(path.name)
+            self._copy(path)
+
+
+@mutant(
+    "D04-noted",
+    url="google/orbax#605",
+    change="a file counts as sent before it is, so the upload after a failed one leaves it out",
+    violates={"CKC-MIRR-002"},
+)
+class CountsTheFailedFile(Mirrors):
+    """Publishes a step in the mirror of which a file is missing."""
+
+    kind = NotesBefore
+
+
+class MarksAsItBegins(SentOnce):
+    """Leaves a mark in the mirror when it begins to send a file."""
+
+    def _send(self, path: Path, entry: FileEntry) -> None:
+        mark = self.target / f".sent-{entry.blake3}"
+        self._announce(path.name)
+        if not mark.exists():
+            mark.touch()
+            self._copy(path)
+
+
+@mutant(
+    "D06-torn",
+    url="mosaicml/composer#3376",
+    change="a file that a dead uploader had begun to send is taken for sent by the next one",
+    violates={"CKC-MIRR-006"},
+)
+class TakesTheBegunForSent(Mirrors):
+    """Publishes a step in the mirror of which a file is torn."""
+
+    kind = MarksAsItBegins
+
+
+class ManifestOfNow(DirectoryMirror):
+    """Copies the files of the manifest that it was given, and then the manifest that is there."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        if not self.has_receipt(reference, manifest.digest):
+            super()._upload(reference, manifest)
+
+    def _write_receipt(self, reference: CheckpointReference, digest: str) -> None:
+        del digest
+        now, copy = reference.manifest_path.read_bytes(), reference.manifest_path.name
+        if now != (self.target / copy).read_bytes():
+            (self.target / copy).write_bytes(now)
+            self._settle(self.target / copy)
+        super()._write_receipt(reference, durable.digest_bytes(now))
+
+
+@mutant(
+    "D07-manifest",
+    url="NeuracoreAI/neuracore#861",
+    change="the manifest goes to the mirror as it is after the last file, saved anew meanwhile",
+    violates={"CKC-MIRR-003"},
+)
+class MirrorsAnotherManifest(Mirrors):
+    """Publishes a save of which it has sent no file."""
+
+    kind = ManifestOfNow
+
+
+class DiesOfAnError(DirectoryMirror):
+    """An uploader's thread that an error ends, and that nobody starts again."""
+
+    def upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        """Queue an upload, also where nobody takes it from there any more."""
+        if self._thread is None or self._thread.is_alive():
+            super().upload(reference, manifest)
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                self._upload(*job)
+            except OSError:
+                return
+            with self._lock:
+                self._pending.discard((job[0], job[1].digest))
+
+
+@mutant(
+    "C11-thread",
+    url="Lightning-AI/pytorch-lightning#6204",
+    change="the first upload that fails ends the thread of all: none is tried again",
+    violates={"CKC-MIRR-003", "CKC-MIRR-007"},
+)
+class UploadsNoMore(Mirrors):
+    """Fills the disk, once an upload has failed."""
+
+    kind = DiesOfAnError

@@ -9,13 +9,14 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import CheckpointManager, layout
+from ckpt_conformance.reference_impl import CheckpointManager, CheckpointReference, layout
+from ckpt_conformance.reference_impl.resolve import candidate_at
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl import CheckpointReference, LoadResult
+    from ckpt_conformance.reference_impl import LoadResult
     from ckpt_conformance.reference_impl.manifest import Manifest
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
@@ -346,3 +347,24 @@ class HidesWhileItSettles(CheckpointManager):
             for path in (*commits, *commits):  # an error that ends meets one of two
                 with suppress(OSError):
                     path.with_suffix(".hidden").rename(path)
+
+
+@mutant(
+    "D04-retried",
+    url="google/orbax#605",
+    change="a save that is made again after it failed finds all its names, and syncs nothing",
+    violates={"CKC-DURA-005"},
+)
+class TakesTheFailedSaveForDone(CheckpointManager):
+    """Takes what can be read for durable."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save, unless a save of the step that failed has left it whole."""
+        reference = CheckpointReference(self.root, state.step, "model")
+        failed: set[int] = self.__dict__.setdefault("failed", set())
+        if state.step in failed and candidate_at(reference).complete:
+            return reference
+        failed.add(state.step)
+        saved = super().save_snapshot(state)
+        failed.discard(state.step)
+        return saved

@@ -60,6 +60,13 @@ def test_a_copy_that_is_not_synced_may_be_gone_or_short_while_the_node_has_all(
     assert not any("ckpt-4.pt" in loss.state.names for loss in found), "the upload alone"
 
 
+def test_a_kill_leaves_a_part_of_a_copy_under_its_name(tmp_path: Path) -> None:
+    (loss,) = two_places.half_sent(uploaded(tmp_path, is_synced=True), 2)
+    assert 0 < (sizes(loss, THERE) or 0) < len(DATA)
+    assert sizes(loss, HERE) == len(DATA), "what the node was given is kept"
+    assert "ckpt-4.pt" not in loss.state.names, "the upload alone"
+
+
 def test_a_copy_that_is_synced_is_lost_at_no_acknowledged_moment(tmp_path: Path) -> None:
     recording = uploaded(tmp_path, is_synced=True)
     done = next(o.index for o in recording.operations if o.mark == "acknowledged")

@@ -19,6 +19,7 @@ from ckpt_conformance.fault_injectors.advancing import (
     TrialResult,
     is_renewed,
     passes,
+    reads_of,
 )
 from ckpt_conformance.fault_injectors.injected_calls import OPERATIONS, Trial
 from ckpt_conformance.harness.client import ProcessResult
@@ -59,6 +60,19 @@ def test_every_call_fails_once_and_from_there_on_until_the_operation_is_clean(
         assert injected == set(range(1, len(log) + 1))
     assert {trial.kind for trial in trials} <= set(OPERATIONS[what].kinds)
     assert full.remarks.io_points[what].startswith(f"all {len(log)} failed once and from")
+
+
+def test_reads_of_a_rotation_are_grouped_by_what_follows_the_last_pass_first() -> None:
+    what = [("a-2", 2), ("b-2", 2), ("a-2", 1), ("a-4", 3), ("b-4", 1)]
+    paths = [path for path, reads in what for _ in range(reads)]
+    firsts = [not number for _, reads in what for number in range(reads)]
+    log = [
+        SeenCall(call=at, what="openat" if first else "read", path=path, reads=True)
+        for at, (path, first) in enumerate(zip(paths, firsts, strict=True), 1)
+    ]
+    task = Task(what="", base="", step=6, keep="", out="", holds=())
+    groups = [[call.call for call in group] for group in reads_of(log, task)]
+    assert groups == [[9], [6, 7, 8], [5], [3, 4], [1, 2]]
 
 
 def test_each_kind_strikes_only_calls_that_can_fail_so(full: Subject) -> None:

@@ -28,3 +28,12 @@ def test_a_shut_gate_holds_until_it_opens() -> None:
     gate.set("open")
     upload.join()
     assert passed.is_set()
+
+
+def test_a_gate_counts_what_came_since_it_was_set() -> None:
+    gate = Gate()
+    gate.set("open", after=1)
+    gate.pass_through("free")
+    gate.pass_through("open")
+    assert gate.set("open") == 2
+    assert gate.set("open") == 0

@@ -22,6 +22,7 @@ from ckpt_conformance.crash.model.states import Content
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import Close, Options, Run
 from ckpt_conformance.subject import names
+from ckpt_conformance.subject.subject import Slot
 from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ Mirrored = Recording  # what `record` gives: of saves with the mirror below the 
 MIRROR = "mirror"  # its name below the manager's directory
 NOTHING_LOST = "nothing lost"
 MODELS_OF_DISKS = ("ext4", "xfs", "btrfs")
+DEATH = "kill"
 ANY_DISK = "posix"  # of a mirror, whose file system nobody knows
 LEAVING = frozenset({Kind.RENAME, Kind.EXCHANGE, Kind.UNLINK, Kind.RMDIR})
 NO_CONTENT = Content(-1)  # of a directory or a link
@@ -51,11 +53,18 @@ class Loss:
     state: State
 
 
+RECORDED: Slot[Recording] = Slot("the recording of saves with a mirror")
+
+
 def record(subject: Subject, steps: Sequence[int], keep: int) -> Recording:
-    """Record saves of which `keep` stay, each mirrored before the next one.
+    """Record saves of which `keep` stay, each mirrored before the next one; once per adapter.
 
     Raises Unknown where that does not end well, or can't be followed.
     """
+    return subject.once(RECORDED, lambda: _record(subject, steps, keep), tuple(steps), keep)
+
+
+def _record(subject: Subject, steps: Sequence[int], keep: int) -> Recording:
     folder = subject.folder / "recorded" / "mirrored"
     trees.clear(folder)
     trees.clear(subject.root)
@@ -127,6 +136,30 @@ def unsettled(recording: Recording, step: int) -> Iterator[Loss]:
         here = whole[state.point]
         if _mirrored(state, step) != _mirrored(here, step):
             yield Loss(ANY_DISK, _of_two_disks(here, state))
+
+
+def half_sent(recording: Recording, step: int) -> list[Loss]:
+    """Return what there is when a process is killed inside of the copy of a file to the mirror.
+
+    One content of each kind of name in the upload of a first step: of a file that has a part of its
+    bytes, or none where no call leaves a part.
+    """
+    begun = [o.index for o in recording.operations if o.mark == "begun" and o.step != step]
+    upload = replace(recording, operations=recording.operations[: min(begun, default=None)])
+    sent = complete(upload, len(upload.operations))
+    whole = {path: sent.contents[of] for path, of in sent.names.items() if of in sent.contents}
+    found: dict[str, tuple[bool, State]] = {}
+    for state in MODELS[DEATH].states(upload, random.Random(0), QUICK.candidates):  # noqa: S311
+        for path in state.names:
+            content = state.contents.get(state.names[path])
+            if content is None or not path.startswith(f"{MIRROR}/"):
+                continue
+            if content == whole.get(path):
+                continue
+            kind, is_part = trees.pattern(path), bool(content.extents)
+            if kind not in found or (is_part and not found[kind][0]):
+                found[kind] = is_part, state
+    return [Loss(DEATH, state) for _, state in found.values()]
 
 
 def _of_two_disks(here: State, there: State) -> State:

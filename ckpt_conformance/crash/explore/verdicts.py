@@ -78,6 +78,17 @@ def explore_injected(subject: Subject, fault: Fault) -> str:
     return recorded.name
 
 
+def explore_tried_again(subject: Subject, fault: Fault) -> str:
+    """Explore the save of step 4 that a fault makes raise, and that is made again; name it."""
+    recorded = workloads.tried_again(subject, "second", fault)
+    limits = engine.FULL_CHECK if subject.budget == "full" else engine.QUICK
+    explorer = engine.Explorer(subject, recorded, replace(limits, onward=0, strata=0))
+    engine.run(explorer, OF_A_DISK)
+    subject.forget(EXPLORED, recorded.name)  # that of another fault
+    subject.once(EXPLORED, lambda: explorer, recorded.name)
+    return recorded.name
+
+
 def explored_of_ranks(subject: Subject, name: str) -> Explorer:
     """Explore a workload of two ranks, once per subject; raises Unknown as it says."""
     key = f"{name} of ranks"

@@ -14,10 +14,10 @@ from ckpt_conformance.contract import DEFAULT_KIND, Capability, trees
 from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Unknown, control_failed
 from ckpt_conformance.crash.explore.engine import Recorded
 from ckpt_conformance.harness.client import is_unsupervised
-from ckpt_conformance.harness.messages import Close, Options, Run
+from ckpt_conformance.harness.messages import Close, ExitKind, Options, Run, Save, SaveResult
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import JOB_SEED, Slot
-from ckpt_conformance.trace.operations import Recording
+from ckpt_conformance.trace.operations import Operation, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +49,7 @@ class Workload:
     needs: tuple[Capability, ...] = ()
     layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
     job: str = DEFAULT_KIND
+    tried_again: bool = False  # its one save meets a fault, raises, and is made once more
 
 
 WORKLOADS = {
@@ -120,6 +121,16 @@ def injected(subject: Subject, name: str, fault: Fault, step: int) -> Recorded:
     return _record(subject, workload, [fault], step)
 
 
+def tried_again(subject: Subject, name: str, fault: Fault) -> Recorded:
+    """Record a workload whose save meets a fault and raises, and the same save once more.
+
+    Raises Unknown where the first one does not raise this time; NotApplicable where the second one
+    raises, too.
+    """
+    workload = replace(WORKLOADS[name], name=f"{name}-tried-again", tried_again=True)
+    return _record(subject, workload, [fault])
+
+
 def _record(
     subject: Subject, workload: Workload, faults: Sequence[Fault] = (), step: int | None = None
 ) -> Recorded:
@@ -132,7 +143,9 @@ def _record(
     trees.clear(folder)  # a recording that failed before may be tried again
     before = _materialize(subject, workload)
     result = _live(subject, workload, faults, step, record=str(folder))
-    if not result.went_well:
+    if workload.tried_again:
+        _require_second_alone(subject, cast("ProcessResult", result))
+    elif not result.went_well:
         end = subject.tell(result)
         if faults:
             raise Unknown(f"a save that went on after a fault fails when it is recorded: {end}")
@@ -140,6 +153,8 @@ def _record(
     final = folder.with_name(f"{folder.name}-final")
     trees.materialize(subject.root, final)
     recording = Recording.read(folder)
+    if workload.tried_again:
+        recording.operations = _as_one_save(recording.operations)
     options = _options(workload)
     return Recorded(workload.name, recording, before, options, final, workload.layout, workload.job)
 
@@ -194,6 +209,10 @@ def _live(
 
 
 def _ops(workload: Workload, faults: Sequence[Fault] = (), step: int | None = None) -> list[AnyOp]:
+    if workload.tried_again:
+        ((until, (save,)),) = workload.runs
+        first = Save(step=save, faults=tuple(faults), go_on=True)
+        return [Run(until=until), first, Save(step=save, go_on=True), Close()]
     runs = [
         Run(
             until=until,
@@ -205,6 +224,28 @@ def _ops(workload: Workload, faults: Sequence[Fault] = (), step: int | None = No
         for until, saves in workload.runs
     ]
     return [*runs, Close()]
+
+
+def _as_one_save(operations: Sequence[Operation]) -> list[Operation]:
+    """Take the end of the save that failed, and the begin of the next one, for no marks of a save.
+
+    Both save the same state of the same step: from the begin of the first one to the end of the
+    second one that state may be there, and then it has to be.
+    """
+    failed = next(one.index for one in operations if one.mark == "failed")
+    between = {failed, next(o.index for o in operations[failed:] if o.mark == "begun")}
+    return [replace(one, mark="said") if one.index in between else one for one in operations]
+
+
+def _require_second_alone(subject: Subject, result: ProcessResult) -> None:
+    """Raise unless of two saves the first one raised, and the second one did not."""
+    first, second = result.of(SaveResult, 0), result.of(SaveResult)
+    if result.exit_kind is not ExitKind.ENDED or len(result.all_of(SaveResult)) != 2:  # noqa: PLR2004
+        raise Unknown(f"a save that is tried again ends: {subject.tell(result)}")
+    if first.error is None:
+        raise Unknown("a save that met an error of a sync raises when it is tried, and not again")
+    if second.error is not None:
+        raise NotApplicable("a save that is tried again fails, too (see CKC-IOER-003)")
 
 
 def _options(workload: Workload) -> dict[str, int]:
