@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import (
@@ -501,16 +501,18 @@ def _require_a_save_over_damage(subject: Subject) -> None:
     if (damage := _damage_of_the_newest(golden)) is None:
         return
     legal = subject.legal(golden)
+    known: Any = {"newest": 4, "acknowledged": {2, 4}}
     for result in _saved_over_damage(subject, damage):
-        if subject.classify(result, legal, newest=4, acknowledged={2, 4}) is Outcome.NEW:
+        if subject.classify(result, legal, **known) is Outcome.NEW:
             continue
-        unharmed = _saved_over_damage(subject, None)
-        if any(oracle.step_of(one) != 4 for one in unharmed):  # noqa: PLR2004  saved last
-            reason = f"without damage, too, a save over step 4 gives {subject.tell(unharmed[0])}"
+        plain = [subject.classify(one, legal, **known) for one in _saved_over_damage(subject, None)]
+        if {*plain} != {Outcome.NEW}:
+            reason = f"without damage, too, a load after a save over step 4 gives {plain}"
             raise controls.blame(subject, reason, test_the_newest_step_is_the_largest_number)
         message = "a step that was damaged is saved anew, acknowledged, and not what is loaded"
         evidence = subject.evidence(result, legal[4], damaged=damage.args["file"])
-        raise Violation(message, evidence=evidence)
+        doubt = controls.blame(subject, message, test_a_resumed_run_overwrites_no_other_step)
+        raise doubt if doubt.see else Violation(message, evidence=evidence)
 
 
 def _damage_of_the_newest(golden: Golden) -> Probe | None:
