@@ -37,7 +37,7 @@ from ckpt_conformance.harness.messages import (
     whole,
 )
 from ckpt_conformance.harness.probes import gates
-from ckpt_conformance.subject import controls, oracle
+from ckpt_conformance.subject import controls, names, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 DEADLINE = 20.0  # seconds that each of the two may take: one of them stands until the other is done
 NAMING = frozenset({"rename", "renameat", "renameat2", "link", "linkat"})
+ALONE = Options()
 MOST = 12  # points at the full budget
 
 
@@ -96,7 +97,9 @@ def test_a_second_process_and_a_save_do_not_disturb_each_other(subject: Subject)
     How: hold the save of step 4 at some of its system calls; open, list, load, and load step 2,
     in another process; let the save go on. It must end well, and both steps must load. Where the
     second process gets no answer, once more: as soon as it waits for a lock the save goes on, as it
-    would if nobody held it. Who then answers has waited, and no more.
+    would if nobody held it. Who then answers has waited, and no more. Then the other way round:
+    hold a load where it opens the first file of the only step that it has listed, and let saves
+    that rotate take that step away.
     """
     legal = subject.legal(subject.golden())
     every = injected_save.points_of(subject, SaveKind.NEW)
@@ -107,6 +110,8 @@ def test_a_second_process_and_a_save_do_not_disturb_each_other(subject: Subject)
         held.append(answered(subject, point, legal))
         nothing_is_disturbed(subject, held[-1])
     saves_load(subject, held, legal)
+    if Capability.RETENTION in subject.info.capabilities:
+        _require_a_step_though_all_are_rotated(subject)
 
 
 def answered(subject: Subject, point: Point, legal: Mapping[int, Leaves]) -> Beside:
@@ -243,6 +248,30 @@ def saves_load(subject: Subject, held: Sequence[Beside], legal: Mapping[int, Lea
             raise Violation(message, evidence=subject.evidence(result, legal[NEWEST]))
 
 
+def _require_a_step_though_all_are_rotated(subject: Subject) -> None:
+    """Raise Violation if a load refuses because rotation took what it had listed meanwhile.
+
+    Not judged where no file bears the number of the step, nor where the saves are not made.
+    """
+    golden = subject.golden()
+    own = tuple(name.path for name in names.of_step(golden, OLDER))
+    opens = [one for one in _calls_of_a_load(subject) if one.what.startswith("open")]
+    held = [one for one in opens if own and f"{one.path}/".startswith(own)]
+    if not held:
+        return
+    keep = retention.fewest(subject)
+    saves = tuple(range(NEWEST, NEWEST + keep + 1))
+    loading, saving = _save_beside_a_load(
+        subject, held[0].call, saves=saves, options=Options(keep_last=keep)
+    )
+    if saving.steps_of("acknowledged") != list(saves) or loading.exit_kind is not ExitKind.ENDED:
+        return  # who waits for the other one: CKC-SIDE-013
+    where = f"steps {', '.join(map(str, saves))} with {keep} to keep are saved while a load is"
+    where = f"{where} held at {held[0].what} of {held[0].path}, which it has listed"
+    if oracle.arrival(loading)[0] not in {OLDER, *saves}:
+        raise Violation(f"{where}: it gives no step", evidence=subject.evidence(loading))
+
+
 # -- a save beside a load ----------------------------------------------------------------------
 
 
@@ -296,7 +325,12 @@ def _calls_of_a_load(subject: Subject) -> list[SeenCall]:
 
 
 def _save_beside_a_load(
-    subject: Subject, call: int, *, is_let_go: bool = False
+    subject: Subject,
+    call: int,
+    *,
+    is_let_go: bool = False,
+    saves: tuple[int, ...] = (NEWEST,),
+    options: Options = ALONE,
 ) -> tuple[ProcessResult, ProcessResult]:
     """Hold a load at a call while another process saves; raises Unknown if it was not held."""
     gate = Path(tempfile.mkdtemp(dir=subject.scratch)) / "gate"
@@ -306,14 +340,14 @@ def _save_beside_a_load(
     ops = (load, _probe("was_held", gate=str(gate)), Close())
     reader = subject.program(*ops, seed=OTHER_SEED, deadline=DEADLINE)
     once_waiting = _probe("let_the_other_go_once_waiting", gate=str(gate))
-    saves: tuple[AnyOp, ...] = (
+    saving_ops: tuple[AnyOp, ...] = (
         _probe("wait_for_the_other", gate=str(gate)),
         *([once_waiting] if is_let_go else []),
-        Run(until=NEWEST, save_at=(NEWEST,), go_on=True),
+        Run(until=max(saves), save_at=saves, go_on=True),
         Close(go_on=True),
         _probe("let_the_other_go", gate=str(gate)),
     )
-    writer = subject.program(*saves, rank=1, deadline=DEADLINE)
+    writer = subject.program(*saving_ops, rank=1, deadline=DEADLINE, options=options)
     loading, saving = subject.send([reader, writer])
     if is_unsupervised(loading):
         raise why_not(subject, loading)

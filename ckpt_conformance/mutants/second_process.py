@@ -109,6 +109,28 @@ class RefusedWhileSaving(CheckpointManager):
 
 
 @mutant(
+    "B07-rotated",
+    url="huggingface/transformers#35782",
+    change="a load lists once: where all that it listed is rotated away by then, it refuses",
+    violates={"CKC-SIDE-012"},
+)
+class ListsOnce(CheckpointManager):
+    """Does not look again."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load what the first listing has."""
+        self.__dict__["listed"] = None
+        return super().load(*given, **named)
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """List once."""
+        if self.__dict__.get("listed") is None:
+            self.__dict__["listed"] = super().candidates(*given, **named)
+        listed: list[CheckpointReference] = self.__dict__["listed"]
+        return listed
+
+
+@mutant(
     "B07-skipped",
     url="huggingface/transformers#35782",
     change="a save that meets a load under way logs that the directory is in use, and returns",
