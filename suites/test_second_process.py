@@ -422,6 +422,9 @@ def test_saves_by_turns_cost_nothing(subject: Subject) -> None:
     control = _by_turns(subject, is_open=False)
     lost = [step for step in wrong if not control.gives_the_same(turns, step, subject)]
     came = [step for step in lost if oracle.arrival(control.loads[step])[0] == step]
+    keeps_the_newest = Capability.RETENTION not in subject.info.capabilities
+    if keeps_the_newest and not came and max(turns.legal) not in lost:
+        return  # older ones are not there without a second process either
     if lost and not came:
         reason = f"steps {lost} do not load where one manager is closed before the next, either"
         about = discovery.test_the_last_save_of_a_step_is_served
