@@ -40,7 +40,7 @@ from ckpt_conformance.harness.probes import gates
 from ckpt_conformance.subject import controls, names, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import OTHER_SEED
+from ckpt_conformance.subject.subject import OTHER_SEED, Slot
 from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_explicit_step as explicit_step
 from ckpt_conformance.suites.controls import test_retention as retention
@@ -59,6 +59,7 @@ WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 DEADLINE = 20.0  # seconds that each of the two may take: one of them stands until the other is done
 NAMING = frozenset({"rename", "renameat", "renameat2", "link", "linkat"})
 ALONE = Options()
+CALLS: Slot[list[SeenCall]] = Slot("calls of a load, those that read as well")
 MOST = 12  # points at the full budget
 
 
@@ -312,6 +313,11 @@ def test_a_save_beside_a_load_is_there_once_it_is_acknowledged(subject: Subject)
 
 
 def _calls_of_a_load(subject: Subject) -> list[SeenCall]:
+    """Count the calls of a load of step 2, once per adapter; raises Unknown for none."""
+    return subject.once(CALLS, lambda: _count_calls_of_a_load(subject))
+
+
+def _count_calls_of_a_load(subject: Subject) -> list[SeenCall]:
     """Count the calls of a load of step 2, those that read as well; raises Unknown for none."""
     subject.materialize(subject.golden(), OLDER)
     counting = fault_injectors.spec(points.SYSTEM_CALL, error="kill", reading=True)
@@ -427,8 +433,12 @@ def test_saves_by_turns_cost_nothing(subject: Subject) -> None:
         return  # older ones are not there without a second process either
     if lost and not came:
         reason = f"steps {lost} do not load where one manager is closed before the next, either"
-        about = discovery.test_the_last_save_of_a_step_is_served
-        raise controls.blame(subject, reason, about, retention.test_exactly_the_newest_stay)
+        about = (
+            explicit_step.test_an_explicit_step_is_served_whole,
+            discovery.test_the_last_save_of_a_step_is_served,
+            retention.test_exactly_the_newest_stay,
+        )
+        raise controls.blame(subject, reason, *about)
     if came:
         raise _lost_by_turns(subject, turns, came)
 

@@ -34,11 +34,11 @@ def saved_as(step: int) -> tuple[AnyOp, ...]:
     return discovery.probe("reach", step=step), Save(go_on=True)
 
 
-def require_no_loss_by_a_save_over(subject: Subject, keep: int) -> None:
+def require_no_loss_by_a_save_over(subject: Subject, keep: int) -> Violation | None:
     """Raise Violation if a step goes that is one of those to keep, when one is saved anew.
 
-    Or when steps are saved downwards, and then one above all of them. By their numbers those above
-    the smallest stay; a manager that gives up what is above a step just saved is not judged.
+    Return one if a step goes that is among the largest, when steps are saved downwards, and then
+    one above all of them. A manager that gives up what is above a step just saved is not judged.
     """
     trees.clear(subject.root)
     saves = tuple(range(1, keep + 1))
@@ -57,13 +57,14 @@ def require_no_loss_by_a_save_over(subject: Subject, keep: int) -> None:
         message = f"a save over step {keep}, one of the {keep} to keep, costs another one"
         raise Violation(message, evidence={"saved": [*saves, keep], "steps": sorted(listed[0])})
     if not all(others) or len(listed) < 3 or not set(downwards) <= listed[1]:  # noqa: PLR2004
-        return  # it refuses to, as it may
+        return None  # it refuses to, as it may
     due = {*downwards[: keep - 1], ABOVE}
-    if not due <= listed[2]:
-        message = f"of steps saved downwards, and one above them, rotation does not keep {keep}"
-        order = [*downwards, ABOVE]
-        evidence = {"saved": order, "missing": sorted(due - listed[2]), "steps": sorted(listed[2])}
-        raise Violation(message, evidence=evidence)
+    if due <= listed[2]:
+        return None
+    message = f"of steps saved downwards, and one above them, rotation does not keep {keep}"
+    order = [*downwards, ABOVE]
+    evidence = {"saved": order, "missing": sorted(due - listed[2]), "steps": sorted(listed[2])}
+    return Violation(message, evidence=evidence)
 
 
 def require_no_loss_by_digits(subject: Subject, keep: int) -> None:

@@ -328,7 +328,11 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     if fewest(subject) < keep:
         _require_fewest(subject)
     if subject.info.shape == "manager":
-        rotation_orders.require_no_loss_by_a_save_over(subject, keep)
+        lost = rotation_orders.require_no_loss_by_a_save_over(subject, keep)
+        # Who goes by times goes by the order of saves, too: CKC-RETN-003, a SHOULD, tells it.
+        about = test_rotation_goes_by_steps_not_by_times
+        if lost and not controls.blame(subject, lost, about).see:
+            raise lost
         rotation_orders.require_no_loss_by_digits(subject, keep)
 
 
