@@ -225,7 +225,7 @@ class CleansUp(CheckpointManager):
     "C10",
     url="Lightning-AI/pytorch-lightning#12225",
     change="what may go is a list of absolute paths that travels in the checkpoint",
-    violates={"CKC-RETN-005"},
+    violates={"CKC-RETN-002", "CKC-RETN-005"},
 )
 class RemembersPaths(CheckpointManager):
     """Deletes by paths of the run that it was resumed from."""
