@@ -134,10 +134,17 @@ class CheckpointManager(RankSaving, RankLoading):
         if self.ranks is not None:
             request = LoadRequest(reference, step, require_kind, set(allow_missing))
             return self.load_on_ranks(self.ranks, job, request, refused)
-        for candidate in self.candidates(reference, step, require_kind):
-            opened = self.try_open(candidate, job, set(allow_missing), refused)
-            if opened is not None:
-                return self.serve(*opened, job, refused)
+        listed: list[CheckpointReference] | None = None
+        while (candidates := self.candidates(reference, step, require_kind)) != listed:
+            refused.clear()
+            for candidate in candidates:
+                opened = self.try_open(candidate, job, set(allow_missing), refused)
+                if opened is not None:
+                    return self.serve(*opened, job, refused)
+            if reference is not None or step is not None:
+                break
+            # Nothing of it is there: rotation in another process may have taken all of it (A12).
+            listed = candidates
         raise self.nothing_served(reference, step, require_kind, refused)
 
     def steps(self) -> list[int]:

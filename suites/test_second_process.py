@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
-from ckpt_conformance.contract.verdicts import Cause, Outcome, Unknown, Violation, control_failed
+from ckpt_conformance.contract.verdicts import (
+    Cause,
+    NotApplicable,
+    Outcome,
+    Unknown,
+    Violation,
+    control_failed,
+)
 from ckpt_conformance.fault_injectors import injected_save, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.fault_injectors.injected_save import NEWEST, OLDER, SaveKind
@@ -19,32 +26,40 @@ from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
     Fresh,
+    Options,
+    Perturb,
     Probe,
     ProbeResult,
     Run,
     RunResult,
     Steps,
     StepsResult,
+    whole,
 )
-from ckpt_conformance.subject import controls, oracle
+from ckpt_conformance.harness.probes import gates
+from ckpt_conformance.subject import controls, names, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import OTHER_SEED
+from ckpt_conformance.subject.subject import OTHER_SEED, Slot
 from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_explicit_step as explicit_step
+from ckpt_conformance.suites.controls import test_retention as retention
 from ckpt_conformance.suites.controls import test_sigkill_truncation as kills
+from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Leaves, SeenCall
+    from ckpt_conformance.harness.messages import AnyOp, Leaves, Program, SeenCall
     from ckpt_conformance.subject.subject import Subject
 
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 DEADLINE = 20.0  # seconds that each of the two may take: one of them stands until the other is done
 NAMING = frozenset({"rename", "renameat", "renameat2", "link", "linkat"})
+ALONE = Options()
+CALLS: Slot[list[SeenCall]] = Slot("calls of a load, those that read as well")
 MOST = 12  # points at the full budget
 
 
@@ -83,7 +98,9 @@ def test_a_second_process_and_a_save_do_not_disturb_each_other(subject: Subject)
     How: hold the save of step 4 at some of its system calls; open, list, load, and load step 2,
     in another process; let the save go on. It must end well, and both steps must load. Where the
     second process gets no answer, once more: as soon as it waits for a lock the save goes on, as it
-    would if nobody held it. Who then answers has waited, and no more.
+    would if nobody held it. Who then answers has waited, and no more. Then the other way round:
+    hold a load where it opens the first file of the only step that it has listed, and let saves
+    that rotate take that step away.
     """
     legal = subject.legal(subject.golden())
     every = injected_save.points_of(subject, SaveKind.NEW)
@@ -94,6 +111,8 @@ def test_a_second_process_and_a_save_do_not_disturb_each_other(subject: Subject)
         held.append(answered(subject, point, legal))
         nothing_is_disturbed(subject, held[-1])
     saves_load(subject, held, legal)
+    if Capability.RETENTION in subject.info.capabilities:
+        _require_a_step_though_all_are_rotated(subject)
 
 
 def answered(subject: Subject, point: Point, legal: Mapping[int, Leaves]) -> Beside:
@@ -230,6 +249,30 @@ def saves_load(subject: Subject, held: Sequence[Beside], legal: Mapping[int, Lea
             raise Violation(message, evidence=subject.evidence(result, legal[NEWEST]))
 
 
+def _require_a_step_though_all_are_rotated(subject: Subject) -> None:
+    """Raise Violation if a load refuses because rotation took what it had listed meanwhile.
+
+    Not judged where no file bears the number of the step, nor where the saves are not made.
+    """
+    golden = subject.golden()
+    own = tuple(name.path for name in names.of_step(golden, OLDER))
+    opens = [one for one in _calls_of_a_load(subject) if one.what.startswith("open")]
+    held = [one for one in opens if own and f"{one.path}/".startswith(own)]
+    if not held:
+        return
+    keep = retention.fewest(subject)
+    saves = tuple(range(NEWEST, NEWEST + keep + 1))
+    loading, saving = _save_beside_a_load(
+        subject, held[0].call, saves=saves, options=Options(keep_last=keep)
+    )
+    if saving.steps_of("acknowledged") != list(saves) or loading.exit_kind is not ExitKind.ENDED:
+        return  # who waits for the other one: CKC-SIDE-013
+    where = f"steps {', '.join(map(str, saves))} with {keep} to keep are saved while a load is"
+    where = f"{where} held at {held[0].what} of {held[0].path}, which it has listed"
+    if oracle.arrival(loading)[0] not in {OLDER, *saves}:
+        raise Violation(f"{where}: it gives no step", evidence=subject.evidence(loading))
+
+
 # -- a save beside a load ----------------------------------------------------------------------
 
 
@@ -270,6 +313,11 @@ def test_a_save_beside_a_load_is_there_once_it_is_acknowledged(subject: Subject)
 
 
 def _calls_of_a_load(subject: Subject) -> list[SeenCall]:
+    """Count the calls of a load of step 2, once per adapter; raises Unknown for none."""
+    return subject.once(CALLS, lambda: _count_calls_of_a_load(subject))
+
+
+def _count_calls_of_a_load(subject: Subject) -> list[SeenCall]:
     """Count the calls of a load of step 2, those that read as well; raises Unknown for none."""
     subject.materialize(subject.golden(), OLDER)
     counting = fault_injectors.spec(points.SYSTEM_CALL, error="kill", reading=True)
@@ -283,7 +331,12 @@ def _calls_of_a_load(subject: Subject) -> list[SeenCall]:
 
 
 def _save_beside_a_load(
-    subject: Subject, call: int, *, is_let_go: bool = False
+    subject: Subject,
+    call: int,
+    *,
+    is_let_go: bool = False,
+    saves: tuple[int, ...] = (NEWEST,),
+    options: Options = ALONE,
 ) -> tuple[ProcessResult, ProcessResult]:
     """Hold a load at a call while another process saves; raises Unknown if it was not held."""
     gate = Path(tempfile.mkdtemp(dir=subject.scratch)) / "gate"
@@ -293,14 +346,14 @@ def _save_beside_a_load(
     ops = (load, _probe("was_held", gate=str(gate)), Close())
     reader = subject.program(*ops, seed=OTHER_SEED, deadline=DEADLINE)
     once_waiting = _probe("let_the_other_go_once_waiting", gate=str(gate))
-    saves: tuple[AnyOp, ...] = (
+    saving_ops: tuple[AnyOp, ...] = (
         _probe("wait_for_the_other", gate=str(gate)),
         *([once_waiting] if is_let_go else []),
-        Run(until=NEWEST, save_at=(NEWEST,), go_on=True),
+        Run(until=max(saves), save_at=saves, go_on=True),
         Close(go_on=True),
         _probe("let_the_other_go", gate=str(gate)),
     )
-    writer = subject.program(*saves, rank=1, deadline=DEADLINE)
+    writer = subject.program(*saving_ops, rank=1, deadline=DEADLINE, options=options)
     loading, saving = subject.send([reader, writer])
     if is_unsupervised(loading):
         raise why_not(subject, loading)
@@ -320,3 +373,150 @@ def _require_a_whole_step(
     if saved is None or not oracle.same(state, saved, subject.holds):
         message = f"{where}: the load gives no step that was saved: {subject.tell(loading)}"
         raise Violation(message, evidence=subject.evidence(loading, saved))
+
+
+# -- saves by turns ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Saves of two processes by turns: how these ended, and what a load of each step gives.
+
+    `legal` has the state of each step that has to be there, as it was saved last.
+    """
+
+    first: ProcessResult
+    second: ProcessResult
+    legal: Mapping[int, Leaves]
+    loads: Mapping[int, ProcessResult]
+
+    def wrong(self, subject: Subject) -> list[int]:
+        """List the steps that do not load as they were saved last."""
+        came = {step: oracle.arrival(load) for step, load in self.loads.items()}
+        return [
+            step
+            for step, (arrived, state) in came.items()
+            if arrived != step or not oracle.same(state, self.legal[step], subject.holds)
+        ]
+
+    def gives_the_same(self, other: Turns, step: int, subject: Subject) -> bool:
+        """Whether a step loads here, and gives the same as there: a manager may lose bits alone."""
+        here, there = (oracle.arrival(turns.loads[step]) for turns in (self, other))
+        same = here[0] == there[0] == step
+        return same and oracle.same(here[1], there[1], subject.holds)
+
+
+@check("CKC-SIDE-014")
+def test_saves_by_turns_cost_nothing(subject: Subject) -> None:
+    """What two processes save by turns loads as it was saved last, though one manager stays open.
+
+    Why: a list of the steps, what is in each of them, or an open file is kept in memory from one's
+    own last save on: what a restarted job has saved since is deleted or overwritten (C11).
+    How: one process saves steps 2 to 4 and keeps its manager open; another one saves 4 once more,
+    5, and 5 once more, and closes; the first saves 6. Three are to be kept, where that can be said.
+    Those that have to be there load in a new process. The control has the first close its manager
+    while the other one saves. Who refuses to save beside an open manager is not judged.
+    """
+    turns = _by_turns(subject)
+    if not (wrong := turns.wrong(subject)):
+        if turns.first.error:
+            raise NotApplicable(f"a save after another process is refused: {turns.first.error}")
+        return
+    # Who has not written yet what it acknowledged writes it over the other one's later.
+    trees.clear(subject.root)
+    controls.require(smoke.test_a_save_that_returned_is_there, subject)
+    control = _by_turns(subject, is_open=False)
+    lost = [step for step in wrong if not control.gives_the_same(turns, step, subject)]
+    came = [step for step in lost if oracle.arrival(control.loads[step])[0] == step]
+    keeps_the_newest = Capability.RETENTION not in subject.info.capabilities
+    if keeps_the_newest and not came and max(turns.legal) not in lost:
+        return  # older ones are not there without a second process either
+    if lost and not came:
+        reason = f"steps {lost} do not load where one manager is closed before the next, either"
+        about = (
+            explicit_step.test_an_explicit_step_is_served_whole,
+            discovery.test_the_last_save_of_a_step_is_served,
+            retention.test_exactly_the_newest_stay,
+        )
+        raise controls.blame(subject, reason, *about)
+    if came:
+        raise _lost_by_turns(subject, turns, came)
+
+
+def _lost_by_turns(subject: Subject, turns: Turns, lost: list[int]) -> Violation:
+    """Make the violation of steps that are lost, with who saved what."""
+    step = lost[0]
+    told: dict[str, Any] = {
+        "lost": lost,
+        "the manager that stays open": f"acknowledged {turns.first.steps_of('acknowledged')}",
+        "another process meanwhile": f"acknowledged {turns.second.steps_of('acknowledged')}",
+    }
+    return Violation(
+        f"of what two processes save by turns step {step} is lost, or not as it was saved last",
+        evidence=subject.evidence(turns.loads[step], turns.legal[step], **told),
+    )
+
+
+def _by_turns(subject: Subject, *, is_open: bool = True) -> Turns:
+    """Save in one process, in another one, and in the first again; load what has to be there.
+
+    Raises NotApplicable where the other process does not save all that it should.
+    """
+    keep = retention.at_most(subject, max(3, retention.fewest(subject)))
+    trees.clear(subject.root)
+    place = Path(tempfile.mkdtemp(dir=subject.scratch))
+    first, second = subject.send(_programs(subject, keep, gates(place, 2), is_open=is_open))
+    again = [keep + 2] if subject.info.saves_over else []
+    planned = [keep + 1, keep + 2, *again] if again else [keep + 2]
+    if first.steps_of("acknowledged")[:keep] != list(range(2, keep + 2)):
+        raise smoke.trouble(subject, first)
+    if second.steps_of("acknowledged") != planned:
+        told = f"no other process saves while a manager is open: {subject.tell(second)}"
+        raise NotApplicable(told) if second.exit_kind is ExitKind.ENDED else control_failed(told)
+    legal = _saved_last(first, second, keep, is_over=bool(again))
+    bounded = Capability.RETENTION in subject.info.capabilities or subject.info.max_keep
+    due = sorted(legal)[-keep:] if bounded else sorted(legal)
+    if Capability.EXPLICIT_STEP not in subject.info.capabilities:
+        due = due[-1:]
+    after = place / "after"
+    trees.copy(subject.root, after)
+    turns = Turns(first, second, {step: legal[step] for step in due}, {})
+    cases = [Case(after, step=None if step == due[-1] else step) for step in due]
+    results = resume_each(subject, cases, lambda result: oracle.arrival(result)[0] is not None)
+    return replace(turns, loads=dict(zip(due, results, strict=True)))
+
+
+def _programs(subject: Subject, keep: int, doors: list[str], *, is_open: bool) -> list[Program]:
+    """Make the programs of the two; the second is let in once the first has saved."""
+    kept = Options(keep_last=keep) if Capability.RETENTION in subject.info.capabilities else None
+    given: dict[str, Any] = {"options": kept or Options(), "deadline": DEADLINE}
+    last, begin, end = keep + 1, *doors
+    meet, leave = "wait_for_the_other", "let_the_other_go"
+    first: list[AnyOp] = [_saving(*range(2, last + 1)), *([] if is_open else [Close()])]
+    first += [_probe(meet, gate=begin), _probe(leave, gate=begin), _probe(meet, gate=end)]
+    first += [_saving(last + 2), Close(go_on=True), _probe(leave, gate=end)]
+    over = subject.info.saves_over
+    second: list[AnyOp] = [_probe("stand", gate=begin), Run(until=1), Perturb()]
+    second += [_saving(last, last + 1) if over else _saving(last + 1)]
+    if over:
+        second += [Fresh(), Run(until=2), Perturb(), _saving(last + 1)]
+    second += [Close(go_on=True), _probe("stand", gate=end)]
+    return [subject.program(*first, **given), subject.program(*second, rank=1, **given)]
+
+
+def _saving(*steps: int) -> Run:
+    """Train on to the last of some steps, save at each, and note the state of each."""
+    return Run(until=max(steps) + 1, save_at=steps, watch=True, go_on=True)
+
+
+def _saved_last(
+    first: ProcessResult, second: ProcessResult, keep: int, *, is_over: bool
+) -> dict[int, Leaves]:
+    """Map each step that was acknowledged to its state as it was saved last."""
+    runs, others = first.all_of(RunResult), second.all_of(RunResult)
+    saves = [(step, runs[0]) for step in range(2, keep + 2)]
+    saves += [(keep + 1, others[1])] if is_over else []
+    saves += [(keep + 2, others[-1])]
+    if keep + 3 in first.steps_of("acknowledged"):
+        saves += [(keep + 3, runs[1])]
+    return {step: whole(run.states[step]) for step, run in saves}

@@ -23,6 +23,11 @@ def reach(child: Any, step: int) -> None:  # noqa: ANN401  a Child
     child.job.step = step
 
 
+def count(child: Any, step: int) -> None:  # noqa: ANN401  a Child
+    """Count as if `step` steps had been trained; nothing else of the job changes."""
+    child.job.step = step
+
+
 def scribble(child: Any) -> int:  # noqa: ANN401  a Child
     """Invert every byte of every file of the manager, in place; return the number of bytes.
 
@@ -66,6 +71,12 @@ def _resealed(child: Any, folder: Path, step: int) -> str:  # noqa: ANN401  a Ch
     trees.clear(folder)
     trees.copy(child.root, folder, into=True)
     return ""
+
+
+def cut(child: Any, files: list[str]) -> None:  # noqa: ANN401  a Child
+    """Cut files of the manager to half of their length, in place."""
+    for file in files:
+        os.truncate(child.root / file, (child.root / file).stat().st_size // 2)
 
 
 def gates(folder: Path, count: int) -> list[str]:

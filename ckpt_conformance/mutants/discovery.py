@@ -18,12 +18,14 @@ from ckpt_conformance.reference_impl import (
     layout,
     resolve,
 )
+from ckpt_conformance.reference_impl.layout import Refusal
 from ckpt_conformance.reference_impl.loading import OpenCheckpoint
 from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan
     from ckpt_conformance.reference_impl.manifest import Manifest
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
@@ -321,6 +323,53 @@ class StaysOpen(OpenCheckpoint):
 
     def close(self) -> None:
         """Do nothing."""
+
+
+@mutant(
+    "R01-damaged",
+    url="huggingface/diffusers#14769",
+    change="a save that would write the bytes which are listed for the step leaves it as it is",
+    violates={"CKC-DISC-008"},
+)
+class SameBytesAreThere(CheckpointManager):
+    """Trusts the list of an older save, and the sizes of its files."""
+
+    def publish(self, staged: Path) -> CheckpointReference:
+        """Publish unless a manifest lists the same files, and these have their sizes."""
+        new = read_manifest(staged)
+        older = CheckpointReference(self.root, new.step, "model")
+        is_there = resolve.candidate_at(older).complete
+        if is_there and read_manifest(older.manifest_path).files == new.files:
+            self.abandon()
+            return older
+        return super().publish(staged)
+
+
+@mutant(
+    "R01-refused",
+    url="huggingface/diffusers#14769",
+    change="a step that a manager found damaged is passed over from then on, also when saved anew",
+    violates={"CKC-DISC-008"},
+)
+class OnceDamagedAlwaysDamaged(CheckpointManager):
+    """Keeps a list of what it refused."""
+
+    def try_open(
+        self,
+        candidate: CheckpointReference,
+        job: Destinations,
+        allowed: set[str],
+        refused: list[Refusal],
+    ) -> tuple[OpenCheckpoint, LoadPlan] | None:
+        """Open what was not refused before."""
+        known: set[int] = self.__dict__.setdefault("known", set())
+        if candidate.step in known:
+            refused.append(Refusal(candidate, "it was refused before"))
+            return None
+        opened = super().try_open(candidate, job, allowed, refused)
+        if opened is None:
+            known.add(candidate.step)
+        return opened
 
 
 @mutant(

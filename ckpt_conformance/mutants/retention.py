@@ -225,7 +225,7 @@ class CleansUp(CheckpointManager):
     "C10",
     url="Lightning-AI/pytorch-lightning#12225",
     change="what may go is a list of absolute paths that travels in the checkpoint",
-    violates={"CKC-RETN-005"},
+    violates={"CKC-RETN-002", "CKC-RETN-005"},
 )
 class RemembersPaths(CheckpointManager):
     """Deletes by paths of the run that it was resumed from."""
@@ -373,3 +373,88 @@ class StopsAtDamage(CheckpointManager):
         if any(candidate.manifest is not None and not candidate.complete for candidate in found):
             return []
         return super().victims(found, saved)
+
+
+@mutant(
+    "C08-arrival",
+    url="huggingface/accelerate#1163",
+    change="rotation keeps what was saved last, in the order of the saves of this process",
+    violates={"CKC-RETN-002", "CKC-SIDE-014"},
+)
+class OldestByArrival(OrdersSteps):
+    """Takes the order of saves for that of steps; what was there before goes by its number."""
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond `keep_last` in the order of saves."""
+        arrived: list[int] = self.__dict__.setdefault("arrived", [])
+        arrived[:] = [*(step for step in arrived if step != saved.step), saved.step]
+        return super().victims(found, saved)
+
+    def order(self, candidate: Candidate) -> tuple[int, int]:
+        """As it was saved."""
+        arrived: list[int] = self.__dict__["arrived"]
+        step = candidate.reference.step
+        return (arrived.index(step) if step in arrived else -1), step
+
+
+@mutant(
+    "C08-shared",
+    url="huggingface/accelerate#1163",
+    change="what an old step holds goes with it, unless the newest step holds the same",
+    violates={"CKC-RETN-002"},
+)
+class SharesWithTheNewest(CheckpointManager):
+    """Keeps equal contents once, and looks for others that need them in the newest step alone."""
+
+    def retain(self, saved: CheckpointReference) -> None:
+        """Rotate; then remove files that hold what a deleted step held."""
+        before = {one.reference: one.manifest for one in resolve.scan(self.root) if one.manifest}
+        super().retain(saved)
+        after = {one.reference: one.manifest for one in resolve.scan(self.root) if one.manifest}
+        gone = [manifest for one, manifest in before.items() if one not in after]
+        held = {entry.blake3 for one in gone for entry in one.files.values()}
+        held -= {entry.blake3 for entry in after[saved].files.values()}
+        for manifest in after.values():
+            for name, entry in manifest.files.items():
+                if entry.blake3 in held:
+                    self.unlink(self.root / name)
+
+
+@mutant(
+    "C02-cached",
+    url="NVIDIA-NeMo/Megatron-Bridge#4678",
+    change="a step that a manager has seen whole counts as whole for as long as it is open",
+    violates={"CKC-RETN-009"},
+)
+class OnceWholeAlwaysWhole(CheckpointManager):
+    """Looks at the files of a step once."""
+
+    def steps(self) -> list[int]:
+        """List them, and note them."""
+        for one in resolve.scan(self.root):
+            self.is_own(one)
+        return super().steps()
+
+    def is_own(self, candidate: Candidate) -> bool:
+        """Whether it is of this run, and was complete once."""
+        known: set[CheckpointReference] = self.__dict__.setdefault("known", set())
+        if super().is_own(candidate):
+            known.add(candidate.reference)
+        return candidate.reference in known and candidate.manifest is not None
+
+
+@mutant(
+    "C06-upload",
+    url="huggingface/transformers#37260",
+    change="what rotates when the uploads have ended keeps the largest numbers alone",
+    violates={"CKC-RETN-004"},
+)
+class UploadedMayGo(CheckpointManager):
+    """Does not know by then what was saved last."""
+
+    def close(self) -> None:
+        """Let the mirror finish, and rotate once more."""
+        super().close()
+        found = resolve.scan(self.root)
+        if self.mirror is not None and found:
+            self.retain(max((one.reference for one in found), key=lambda one: one.step))

@@ -14,6 +14,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointReference,
     LoadResult,
+    resolve,
 )
 
 if TYPE_CHECKING:
@@ -108,6 +109,28 @@ class RefusedWhileSaving(CheckpointManager):
 
 
 @mutant(
+    "B07-rotated",
+    url="huggingface/transformers#35782",
+    change="a load lists once: where all that it listed is rotated away by then, it refuses",
+    violates={"CKC-SIDE-012"},
+)
+class ListsOnce(CheckpointManager):
+    """Does not look again."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load what the first listing has."""
+        self.__dict__["listed"] = None
+        return super().load(*given, **named)
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """List once."""
+        if self.__dict__.get("listed") is None:
+            self.__dict__["listed"] = super().candidates(*given, **named)
+        listed: list[CheckpointReference] = self.__dict__["listed"]
+        return listed
+
+
+@mutant(
     "B07-skipped",
     url="huggingface/transformers#35782",
     change="a save that meets a load under way logs that the directory is in use, and returns",
@@ -129,3 +152,47 @@ class SkippedWhileLoading(CheckpointManager):
         """Load while nobody saves."""
         with locked(self.root, fcntl.LOCK_SH):
             return super().load(*given, **named)
+
+
+@mutant(
+    "C11-known",
+    url="Lightning-AI/pytorch-lightning#5173",
+    change="each save removes steps that the list in memory, read once, does not have",
+    violates={"CKC-SIDE-014"},
+)
+class KnowsOnlyItsOwn(CheckpointManager):
+    """Reads the directory at its first save, and takes what comes from others for leftovers."""
+
+    known: set[int] | None = None
+
+    def after_commit(self, reference: CheckpointReference) -> None:
+        """Do what is due after a save, and remove what is not known."""
+        if self.known is None:
+            self.known = set(self.steps())
+        self.known.add(reference.step)
+        super().after_commit(reference)
+        for one in resolve.scan(self.root):
+            if one.reference.step not in self.known and self.is_own(one):
+                self.delete_step(one.reference)
+
+
+@mutant(
+    "C11-content",
+    url="Lightning-AI/pytorch-lightning#5173",
+    change="each save removes a step that it saved before and that has other content by now",
+    violates={"CKC-SIDE-014"},
+)
+class TrustsItsMemory(CheckpointManager):
+    """Remembers what it wrote, and takes what another process wrote there for damage."""
+
+    def after_commit(self, reference: CheckpointReference) -> None:
+        """Do what is due after a save, and remove what is not as it was written."""
+        seen = self.__dict__.setdefault("seen", {})
+        super().after_commit(reference)
+        for one in resolve.scan(self.root):
+            if one.manifest is None or not self.is_own(one):
+                continue
+            if one.reference == reference:
+                seen[reference] = one.manifest.digest
+            elif seen.get(one.reference, one.manifest.digest) != one.manifest.digest:
+                self.delete_step(one.reference)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import (
@@ -417,7 +418,8 @@ def test_the_last_save_of_a_step_is_served(subject: Subject) -> None:
     How: save step 4, change every tensor, save step 4 again, restart; the control saved it once.
     Then change one component after the other and save the step each time; then load, save and load
     by one manager. Where a load gives another state than was saved, the control saves each into an
-    empty directory.
+    empty directory. Then one manager meets step 4 with a flipped bit in a file of its own, and
+    saves the same step 4 once more.
     """
     again = (Perturb(), Save(step=4))
     subject.execute(Train(n=4), Save(step=3), *again, Close())
@@ -433,6 +435,7 @@ def test_the_last_save_of_a_step_is_served(subject: Subject) -> None:
     result = subject.resume()
     subject.judge(result, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
     _require_each_second_save(subject)
+    _require_a_save_over_damage(subject)
 
 
 def _require_each_second_save(subject: Subject) -> None:
@@ -486,6 +489,55 @@ def _states(subject: Subject, result: ProcessResult) -> list[Leaves]:
     """Return the held components of each state that a child digested."""
     states = [whole(one.leaves or {}) for one in result.all_of(LeavesResult)]
     return [oracle.held(state, subject.holds) for state in states]
+
+
+def _require_a_save_over_damage(subject: Subject) -> None:
+    """Raise Violation if a damaged step is not served after the manager that met it saved it anew.
+
+    Only a file that the first save of the step has made is damaged: of one that holds other steps
+    too, a save need not know which part it may rely on. A save that raises has not been made.
+    """
+    golden = subject.golden()
+    if (damage := _damage_of_the_newest(golden)) is None:
+        return
+    legal = subject.legal(golden)
+    known: Any = {"newest": 4, "acknowledged": {2, 4}}
+    for result in _saved_over_damage(subject, damage):
+        if subject.classify(result, legal, **known) is Outcome.NEW:
+            continue
+        plain = [subject.classify(one, legal, **known) for one in _saved_over_damage(subject, None)]
+        if {*plain} != {Outcome.NEW}:
+            reason = f"without damage, too, a load after a save over step 4 gives {plain}"
+            raise controls.blame(subject, reason, test_the_newest_step_is_the_largest_number)
+        message = "a step that was damaged is saved anew, acknowledged, and not what is loaded"
+        evidence = subject.evidence(result, legal[4], damaged=damage.args["file"])
+        doubt = controls.blame(subject, message, test_a_resumed_run_overwrites_no_other_step)
+        raise doubt if doubt.see else Violation(message, evidence=evidence)
+
+
+def _damage_of_the_newest(golden: Golden) -> Probe | None:
+    """Make a flip of a bit in the largest file that is there since the newest save, if any is."""
+    old, new = (golden.snapshot(step) for step in golden.saves)
+    files = {path.relative_to(new).as_posix(): path.stat().st_size for path in trees.files(new)}
+    made = [name for name in files if not os.path.lexists(old / name)]
+    file = max(made, key=lambda name: files[name], default=None)
+    return probe("flip", file=file, offset=files[file] // 2) if file and files[file] else None
+
+
+def _saved_over_damage(subject: Subject, damage: Probe | None) -> list[ProcessResult]:
+    """Let one manager load what is damaged, save step 4 as it was, and load; then another one.
+
+    The same job makes the same step 4. Empty where the save raises, or the load before ends all.
+    """
+    subject.materialize(subject.golden())
+    first: list[AnyOp] = [damage] if damage else []
+    again = Run(until=4, save_at=(4,), go_on=True)
+    look = (Fresh(seed=OTHER_SEED), Run(resume=True, stop_after=0, go_on=True))
+    result = subject.execute(*first, Load(go_on=True), Fresh(), again, *look, Close(), *look)
+    runs = result.all_of(RunResult)
+    if result.exit_kind is not ExitKind.ENDED or result.steps_of("acknowledged") != [4]:
+        return []
+    return [replace(result, results=(run,)) for run in runs[1:]]
 
 
 @check("CKC-DISC-009")

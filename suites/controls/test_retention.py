@@ -23,12 +23,9 @@ from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
-    Load,
-    LoadResult,
     Options,
+    Run,
     RunResult,
-    Save,
-    SaveResult,
     Steps,
     StepsResult,
     whole,
@@ -37,6 +34,7 @@ from ckpt_conformance.subject import batched_recovery, by_name, controls, names,
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
+from ckpt_conformance.suites.controls import rotation_orders
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_damage as damage
 from ckpt_conformance.suites.controls import test_discovery as discovery
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
 
 ASK = (Close(), Steps())  # a manager may still be deleting: to close it is to wait for that
 HALF_DELETED = 6  # directories with a part of an old step, at the quick budget
-ALIKE = (1, 10, 1_000_001, 1_000_010, 1_000_100)  # the text of one holds that of another
 GROWTH = 4  # names more after six saves more, of which each deletes one
 ROTATION: Slot[Counted] = Slot("calls of a save that rotates")
 EITHER = {Outcome.NEW, Outcome.PREVIOUS}
@@ -306,8 +303,10 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     that saves in the background may keep one more until its next save. Where they are the right
     ones, look at how many names there are after 6, 12 and 18 saves: what grows with every deletion
     is left of it. Then as few as the adapter allows (`min_keep`): a limit of one is a limit. Then
-    save the newest step once more, where a manager does that: no other step goes for it. Then save
-    steps of which one has the digits of another, so that the shorter goes first.
+    save the newest step once more, where a manager does that: no other step goes for it; and, in
+    the same directory, steps each below the one before, then one above all: the oldest save is not
+    the smallest number. Then save steps of which one has the digits of another, so that the shorter
+    goes first; the job is the same until the last of them, so what they hold may be kept once.
     """
     keep = at_most(subject, max(3, fewest(subject)))
     saved = rotating(subject, 13, tuple(range(1, 13)), keep, watch=True)
@@ -329,33 +328,12 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     if fewest(subject) < keep:
         _require_fewest(subject)
     if subject.info.shape == "manager":
-        _require_no_loss_by_a_save_over(subject, keep)
-        _require_no_loss_by_digits(subject, keep)
-
-
-def _require_no_loss_by_digits(subject: Subject, keep: int) -> None:
-    """Raise Violation if a step goes, or its files, because its digits hold those of an old one."""
-    kept = list(ALIKE[-keep:])
-    listed, loaded = _saved_alike(subject, kept, Options(keep_last=keep))
-    if listed is None or (set(kept) <= set(listed) and loaded == kept):
-        return
-    if _saved_alike(subject, kept, Options()) == (list(ALIKE), kept):
-        message = f"of steps {', '.join(map(str, ALIKE))} rotation does not leave the newest {keep}"
-        raise Violation(message, evidence={"steps": listed, "loads": loaded})
-
-
-def _saved_alike(
-    subject: Subject, kept: list[int], options: Options
-) -> tuple[list[int] | None, list[int]]:
-    """Save the steps of `ALIKE`; list the steps, and load those of `kept` by their number."""
-    fresh(subject)
-    ops = [op for step in ALIKE for op in (discovery.probe("reach", step=step), Save())]
-    listed = subject.execute(*ops, *ASK, options=options).of(StepsResult).steps
-    if Capability.EXPLICIT_STEP not in subject.info.capabilities:
-        return listed, kept
-    loads = [Load(step=step, go_on=True) for step in kept]
-    results = subject.execute(*loads).all_of(LoadResult)
-    return listed, [result.step for result in results if result.step is not None]
+        lost = rotation_orders.require_no_loss_by_a_save_over(subject, keep)
+        # Who goes by times goes by the order of saves, too: CKC-RETN-003, a SHOULD, tells it.
+        about = test_rotation_goes_by_steps_not_by_times
+        if lost and not controls.blame(subject, lost, about).see:
+            raise lost
+        rotation_orders.require_no_loss_by_digits(subject, keep)
 
 
 def _require_fewest(subject: Subject) -> None:
@@ -367,20 +345,6 @@ def _require_fewest(subject: Subject) -> None:
     if not smoke.are_newest(saved, steps, range(1, keep + 3), keep):
         message = f"rotation does not leave the newest {keep} of {keep + 2}"
         raise Violation(message, evidence={"steps": steps})
-
-
-def _require_no_loss_by_a_save_over(subject: Subject, keep: int) -> None:
-    """Raise Violation if a step goes that is one of those to keep, when one is saved anew."""
-    fresh(subject)
-    saves = tuple(range(1, keep + 1))
-    again: list[AnyOp] = [Save(step=keep, go_on=True), *ASK]
-    saved = rotating(subject, keep, saves, keep, then=again)
-    if any(result.error for result in saved.all_of(SaveResult)):
-        return  # it refuses to, as it may
-    steps = left(subject, saved)
-    if not set(saves) <= set(steps):
-        message = f"a save over step {keep}, one of the {keep} to keep, costs another one"
-        raise Violation(message, evidence={"saved": [*saves, keep], "steps": steps})
 
 
 def _require_load(subject: Subject, saved: ProcessResult, steps: Sequence[int]) -> None:
@@ -445,7 +409,8 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
     Why: in a reused directory the first new checkpoint counted as the oldest, and went at once
     (C06, C07); test_cleanup_never_deletes_latest_or_in_flight of K019.
     How: beside steps 2 and 4, of this run and then of another, save step 1 with as few to keep as
-    the adapter allows (`min_keep`). A save of step 1 that is refused in words, and changes nothing
+    the adapter allows (`min_keep`); of this run also with a mirror, where there is one, and look
+    when its uploads have ended. A save of step 1 that is refused in words, and changes nothing
     that is there, has written nothing that could be deleted. Nor is deleted what loads by its
     name: that `steps` does not list it is CKC-DISC-009.
     """
@@ -454,10 +419,14 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
         "this run": subject.materialize,
         "another run": partial(only_steps, subject),
     }
+    if Capability.MIRROR in subject.info.capabilities:
+        lays["this run, with a mirror"] = subject.materialize
     for whose, lay in lays.items():
         lay(golden)
+        mirror = str(subject.scratch / "mirror") if "mirror" in whose else None
         before, content = there(subject), kept_trees.fingerprint(subject.root)
-        result = rotating(subject, 1, (1,), fewest(subject))
+        options = Options(keep_last=fewest(subject), mirror=mirror)
+        result = subject.run(1, (1,), options=options, then=ASK)
         refused = 1 in result.steps_of("failed") and result.error and result.error.message.strip()
         if refused and kept_trees.fingerprint(subject.root) == content:
             told = subject.tell(result)
@@ -643,7 +612,8 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
 
     Why: two directories of dead saves took the places, and the good ones were pruned (KX8, C02).
     How: beside steps 2 and 4 plant empty names of 6 and 8; save step 10 with two to keep, ask. Then
-    cut a file of steps 4 and 6 in half, beside a whole manifest if there is one, and save step 10.
+    a manager lists steps 2, 4 and 6, a file of 4 and of 6 is cut in half, beside a whole manifest
+    if there is one, and the same manager saves step 10: what was whole need not be so any more.
     """
     golden = subject.golden()
     of_four = names.require_step_names(golden, 4)
@@ -669,9 +639,11 @@ def _require_no_slot_for_what_is_cut(subject: Subject) -> None:
     if not set(paths(golden, 2)) & set(there(subject)) or not damage.older_stays(golden):
         return
     cut = [damage.largest_of(golden, step) for step in (4, 6)]
-    for file in cut:
-        at_rest.truncate_all(subject.root, file, "half")
-    result = rotating(subject, 10, (10,), keeping(subject, 2), then=[Close()])
+    files = sorted({n for one in cut for n in (one, *at_rest.copies_of(subject.root, one))})
+    options = Options(keep_last=keeping(subject, 2))
+    save = Run(until=10, save_at=(10,))
+    half = discovery.probe("cut", files=files)
+    result = subject.execute(Steps(), half, save, Close(), options=options)
     if not result.went_well:
         raise trouble(subject, result)
     stay = subject.steps()
