@@ -74,6 +74,22 @@ class MastersAreRebuilt(CheckpointManager):
 
 
 @mutant(
+    "K01-first-group",
+    url="pytorch/pytorch#43706",
+    change="of an optimizer's groups the first gets its state back in its own dtype",
+    violates={"CKC-COMP-003"},
+)
+class FirstGroupIsExact(CheckpointManager):
+    """Undoes torch's cast for `param_groups[0]`, and has tried it on jobs with one group."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, then cast the state of the other groups."""
+        super().restore_optimizer(optimizer, state)
+        first = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+        _change(optimizer, "", lambda of, value: value if id(of) in first else value.to(of.dtype))
+
+
+@mutant(
     "K04",
     url="NVIDIA/Megatron-LM#6666",
     change="fp8 tensors are quantised anew, with a scale of their own, when they are loaded",

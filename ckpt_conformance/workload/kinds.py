@@ -24,6 +24,7 @@ from ckpt_conformance.workload.state import (
     SharingSgd,
     SteadySgd,
     Unusual,
+    ViewingSgd,
 )
 
 if TYPE_CHECKING:
@@ -94,6 +95,17 @@ KINDS: dict[str, Kind] = {
         own=Unusual, shows="integers beyond 53 bits, NaN bits, -0.0, dotted keys, foreign names"
     ),
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
+    "layouts": Kind(
+        models.WithLayouts,
+        optimizer="viewing",
+        shows="tensors of images; an optimizer of two groups that keeps views of one memory, and "
+        "state in another dtype than the parameter's",
+    ),
+    "sizes": Kind(
+        models.Sizes,
+        optimizer="momentum",
+        shows="tensors, and a component, of whole blocks of bytes, of a byte more or less",
+    ),
     "normal": Kind(is_normal=True, shows="generators that hold back a normal draw at the save"),
     "drawing": Kind(is_drawing=True, shows="a loader that draws while it takes its state"),
     "pairs": Kind(
@@ -263,6 +275,7 @@ def _optimizers(
         "steady": lambda: SteadySgd(params, rate),
         "sharing": lambda: SharingSgd(params, rate, is_apart=variant == "apart"),
         "plain-sgd": lambda: optim.SGD(params, rate),
+        "momentum": lambda: optim.SGD(params, rate, momentum=0.9),
     }
     if kind.optimizer in of_one_group:
         return {"optimizer": of_one_group[kind.optimizer]()}
@@ -279,6 +292,8 @@ def _optimizers(
         "weight_decay": 0.3 if variant == "drift" else 0.1,
     }
     constant: ParameterGroup = {"params": vectors, "weight_decay": 0.0, "betas": (0.8, 0.95)}
+    if kind.optimizer == "viewing":
+        return {"optimizer": ViewingSgd([decaying, constant], rate, narrow)}
     if kind.optimizer == "two":
         second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
         return {"optimizer": optim.AdamW([decaying], rate), "optimizer.second": second}

@@ -229,6 +229,23 @@ class MasterSgd(OneByOne):
         p.copy_(state["master"].to(p.dtype))
 
 
+class ViewingSgd(MasterSgd):
+    """`MasterSgd` that also keeps a copy of each parameter, and views of this copy.
+
+    They begin at one address and have one dtype, as many bytes and often one shape; what they are
+    is told by their strides alone: the copy itself, the copy turned, its first row for every row.
+    """
+
+    def _update(self, p: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup) -> None:
+        """Update as the parent does, then look at the result in each way."""
+        super()._update(p, gradient, group)
+        rows = p.detach().clone()
+        views = {"rows": rows, "spread": rows[:1].expand_as(rows)}
+        if rows.ndim > 1:
+            views["turned"] = rows.transpose(0, 1)
+        self.state[p].update(views)
+
+
 class CountingSgd(OneByOne):
     """SGD with corrected momentum, whose state is not all tensors, and whose factor is one.
 

@@ -106,14 +106,39 @@ def test_optimizer_state_keeps_its_own_dtype(subject: Subject) -> None:
     Why: fp32 masters and moments of bf16 parameters are cast to bf16 on load and lose their low
     bits at every resume (K01, K03); bf16 moments of fp32 parameters are promoted, take twice the
     memory and make other updates (K02).
-    How: a job with fp32 masters and momentum of bf16 parameters, and bf16 momentum of fp32 ones.
-    Where it is violated, load once more with a torch that does not cast: if that is right, the
-    violation is torch's.
+    How: a job with fp32 masters and momentum of bf16 parameters, and bf16 momentum of fp32 ones;
+    the same in an optimizer of two groups. Where it is violated, load once more with a torch that
+    does not cast: if that is right, the violation is torch's.
     """
     controls.require(test_moments_reach_a_fresh_optimizer, subject)
     message = "optimizer state lost its dtype or its bits"
     suspect = resumption.Suspect(OPTIMIZER_CAST, (fault_injectors.spec("torch-cast"),))
     resumption.identity(subject, "optimizer", message, is_moment, "masters", suspect)
+    resumption.identity(subject, "optimizer", message, _is_of_master, "layouts", suspect)
+
+
+def _is_of_master(path: str) -> bool:
+    return path.startswith("state.") and path.endswith((".master", ".momentum"))
+
+
+@check("CKC-RTRP-004")
+def test_views_of_one_memory_stay_what_each_is(subject: Subject) -> None:
+    """State of an optimizer that is a view of other state arrives with its own shape and bits.
+
+    Why: a writer that keeps what is tied once tells tensors by address, size or dtype. A matrix,
+    the same matrix turned and one row of it for each are alike in all of these (O05).
+    How: a job whose optimizer keeps a copy of each parameter, the copy turned, and its first row
+    expanded to its shape. The job that is loaded into has none of them yet.
+    """
+    subject.need(holds=["optimizer"])
+    controls.require(test_moments_reach_a_fresh_optimizer, subject)
+    resumption.arrive(subject, "layouts", owner=True)
+    message = "a view of other state is not what was saved"
+    resumption.identity(subject, "optimizer", message, _is_view, "layouts")
+
+
+def _is_view(path: str) -> bool:
+    return path.startswith("state.") and path.endswith((".rows", ".turned", ".spread"))
 
 
 @check("CKC-COMP-004")
