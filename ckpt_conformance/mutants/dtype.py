@@ -175,6 +175,40 @@ class AllAreDoubles(Rewritten):
 
 
 @mutant(
+    "M01-large",
+    url="huggingface/transformers#34631",
+    change="integers of the user's dict beyond 60 bits are read as float64",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class LargeAreDoubles(AllAreDoubles):
+    """Has a way of its own for large integers, which nobody has tried."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Round what is larger, also below."""
+        is_small = type(value) is int and abs(value) < 1 << 60
+        return value if is_small else super().rewrite(value)
+
+
+@mutant(
+    "M01-numpy",
+    url="huggingface/transformers#34631",
+    change="what is a float comes back as Python's, also a scalar of NumPy",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class AllFloatsAreAlike(Rewritten):
+    """Asks with isinstance."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Convert each float of a dict, also below."""
+        if isinstance(value, dict):
+            tree = cast("dict[object, Any]", value)
+            return {key: self.rewrite(one) for key, one in tree.items()}
+        return float(value) if isinstance(value, float) else value
+
+
+@mutant(
     "M01-dotted",
     url="huggingface/transformers#34631",
     change="names with dots in the user's dict become a tree",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import DEFAULT_KIND, Feature
 from ckpt_conformance.contract.verdicts import Violation
-from ckpt_conformance.harness.messages import ExitKind
+from ckpt_conformance.harness.messages import Close, ExitKind, RunResult, whole
 from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
@@ -335,12 +335,14 @@ def test_the_torch_generator_comes_back(subject: Subject) -> None:
 
 
 @check("CKC-COMP-018")
-def test_generators_are_restored_after_a_loader_that_draws(subject: Subject) -> None:
+def test_generators_are_restored_after_parts_that_draw(subject: Subject) -> None:
     """A part that draws numbers while it takes its state leaves the generators as they were saved.
 
-    Why: a sampler draws its seed; generators that were restored before it are off by one (E03).
-    How: the loader of this job takes a number of each generator while it takes its state. Compare
-    the whole state of each. Control: with a loader that draws nothing they come back.
+    Why: a sampler draws its seed; generators that were restored before it are off by one (E03). So
+    does a manager that restores its parts in the order of their names.
+    How: model, optimizer, scheduler, scaler, average and loader of this job take a number of each
+    generator while they take their state. Compare the whole state of each. Control: with parts that
+    draw nothing they come back.
     """
     controls.require(test_the_python_generator_comes_back, subject)
     controls.require(test_the_numpy_generator_comes_back, subject)
@@ -400,13 +402,38 @@ def test_unusual_values_come_back(subject: Subject) -> None:
 
     Why: JSON makes an integer beyond 53 bits a float in many readers, and knows no NaN; a tree that
     is flattened with dots cannot tell `a.b` from `a` with a `b` (K017, M024).
-    How: a dict with both, -0.0, the smallest float, empty containers and names of five countries.
+    How: a dict with both, -0.0, the smallest float, integers of 62 and of 64 bits, empty containers
+    and names of five countries.
     Where the adapter declares that it cannot hold dotted keys, they must be refused in words.
     """
     features.refusal(subject, Feature.DOTTED, "values")
     features.arrive(subject, "values")
     message = "an unusual value of the extra dict is not what was saved"
     resumption.identity(subject, "extra", message, kind="values")
+
+
+@check("CKC-COMP-012")
+def test_scalars_of_numpy_stay_what_they_are_or_are_refused(subject: Subject) -> None:
+    """Scalars of NumPy in the user's dict come back with their types, or are refused in words.
+
+    Why: `np.float64` is a kind of `float`; who asks whether a value is one writes that, and gives
+    back another type (M01). A safe load of torch refuses such a value: that is said, and is right.
+    How: a dict with four of them. Who refuses to save it, or to load it, keeps the promise.
+    """
+    subject.reset()
+    step = SAVES[0]
+    saved = subject.run(step + 1, (step,), watch=True, then=[Close()], kind="scalars")
+    if saved.error and saved.error.message.strip():
+        return
+    wanted = whole(saved.of(RunResult).states.get(step, {})).get("extra", {})
+    result = subject.resume(kind="scalars") if saved.went_well else saved
+    if result.exit_kind is ExitKind.ENDED and result.error and result.error.message.strip():
+        return
+    arrived, state = oracle.arrival(result)
+    lost = resumption.differing({"extra": wanted}, {"extra": state.get("extra", {})}, "extra")
+    if arrived != step or lost:
+        evidence = subject.evidence(result, **{"arrived != saved": lost})
+        raise Violation("a scalar of NumPy is not what was saved, unsaid", evidence=evidence)
 
 
 @check("CKC-COMP-013")
