@@ -263,20 +263,19 @@ class MasterSgd(OneByOne):
 
 
 class ViewingSgd(MasterSgd):
-    """`MasterSgd` that also keeps a copy of each parameter, and views of this copy.
+    """`MasterSgd` that also keeps a copy of each parameter, and of a matrix this copy turned.
 
-    They begin at one address and have one dtype, as many bytes and often one shape; what they are
-    is told by their strides alone: the copy itself, the copy turned, its first row for every row.
+    Both begin at one address and have one dtype, as many bytes and often one shape; which is which
+    is told by their strides alone. None is expanded: torch refuses to fill such a tensor in place.
     """
 
     def _update(self, p: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup) -> None:
-        """Update as the parent does, then look at the result in each way."""
+        """Update as the parent does, then look at the result in both ways."""
         super()._update(p, gradient, group)
         rows = p.detach().clone()
-        views = {"rows": rows, "spread": rows[:1].expand_as(rows)}
+        self.state[p]["rows"] = rows
         if rows.ndim > 1:
-            views["turned"] = rows.transpose(0, 1)
-        self.state[p].update(views)
+            self.state[p]["turned"] = rows.transpose(0, 1)
 
 
 class CountingSgd(OneByOne):
