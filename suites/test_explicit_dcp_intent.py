@@ -41,6 +41,7 @@ from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_damage as damage
 from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_explicit_step as explicit_step
+from ckpt_conformance.suites.controls import test_rng_scheduler as rng_scheduler
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
@@ -519,6 +520,29 @@ def test_what_is_left_cold_on_request_is_the_only_thing(subject: Subject) -> Non
         raise Violation(
             "a load without the optimizer gives optimizer state", evidence=subject.evidence(result)
         )
+
+
+@check("CKC-INTN-012")
+def test_another_optimizer_is_not_left_cold_with_the_one_named(subject: Subject) -> None:
+    """A load without one of two optimizers gives the other one as it was saved.
+
+    Why: components are told by how their names begin, or all optimizers are one thing (MX6, R09).
+    How: of a job with two optimizers load the older step without the one named `optimizer`; compare
+    the other. Control: a load of the whole step gives each of them.
+    """
+    subject.need(holds=["optimizer"])
+    controls.require(rng_scheduler.test_every_one_of_several_optimizers_comes_back, subject)
+    kind, other = "two-optimizers", "optimizer.second"
+    golden = subject.golden(kind=kind)
+    subject.materialize(golden)
+    load = _call("load_without", 2, "optimizer")
+    result = subject.execute(load, ARRIVE, seed=OTHER_SEED, kind=kind)
+    step, state = oracle.arrival(result)
+    wanted = {other: golden.at[2][other]}
+    lost = oracle.differences({other: state.get(other, {})}, wanted, {"optimizer"})
+    if step != 2 or lost:  # noqa: PLR2004  the step asked for
+        evidence = subject.evidence(result, **{"arrived != saved": lost})
+        raise Violation(f"a load without `optimizer` does not give {other}", evidence=evidence)
 
 
 @check("CKC-INTN-013")

@@ -158,6 +158,29 @@ def test_an_entry_that_the_checkpoint_lacks_is_refused(subject: Subject) -> None
     _no_hole(subject, message)
 
 
+@check("CKC-INTN-006")
+def test_a_component_that_the_checkpoint_lacks_is_refused_or_told(subject: Subject) -> None:
+    """A component that the destination has and the checkpoint lacks is refused or told.
+
+    Why: a load that goes over what was saved leaves the rest as it was built, and nobody hears of
+    it: an optimizer that was added begins cold beside trained ones (M05, J06).
+    How: load into the same job with one optimizer and its scheduler more. Who takes it says so: the
+    process prints a line that speaks of an optimizer or a scheduler.
+    """
+    subject.need(holds=["optimizer", "scheduler"])
+    golden = subject.golden()
+    subject.loaded(golden, 4)
+    subject.materialize(golden)
+    result = subject.resume(variant="another")
+    said = result.output.lower()
+    if _refused(result) or "optimizer" in said or "scheduler" in said:
+        return
+    message = (
+        "an optimizer and a scheduler that the checkpoint lacks begin cold, and nothing is said"
+    )
+    raise Violation(message, evidence=subject.evidence(result, destination="another"))
+
+
 def _no_hole(subject: Subject, message: str) -> None:
     """Load a checkpoint in whose list of chunks half of a matrix is missing, where there is one."""
     golden = subject.golden()

@@ -66,8 +66,9 @@ class ReferenceManager:
     def load_without(self, job: TrainingJob, step: int, component: str) -> int:
         """Load and leave one component cold, on request."""
         wanted = parts(job)
-        if component == "optimizer":
-            wanted["optimizers"] = {}
+        if component in job.optimizers:
+            others = {name: one for name, one in job.optimizers.items() if name != component}
+            wanted["optimizers"], component = others, f"optimizer/{component}"
         result = self.manager.load(step=step, **wanted, allow_missing={component})
         job.extra.load_state_dict(result.extra)
         return result.step

@@ -74,6 +74,22 @@ class MastersAreRebuilt(CheckpointManager):
 
 
 @mutant(
+    "K01-first-group",
+    url="pytorch/pytorch#43706",
+    change="of an optimizer's groups the first gets its state back in its own dtype",
+    violates={"CKC-COMP-003"},
+)
+class FirstGroupIsExact(CheckpointManager):
+    """Undoes torch's cast for `param_groups[0]`, and has tried it on jobs with one group."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, then cast the state of the other groups."""
+        super().restore_optimizer(optimizer, state)
+        first = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+        _change(optimizer, "", lambda of, value: value if id(of) in first else value.to(of.dtype))
+
+
+@mutant(
     "K04",
     url="NVIDIA/Megatron-LM#6666",
     change="fp8 tensors are quantised anew, with a scale of their own, when they are loaded",
@@ -156,6 +172,40 @@ class AllAreDoubles(Rewritten):
         if isinstance(value, tuple):
             return tuple(self.rewrite(one) for one in cast("tuple[object, ...]", value))
         return int(float(value)) if type(value) is int else value
+
+
+@mutant(
+    "M01-large",
+    url="huggingface/transformers#34631",
+    change="integers of the user's dict beyond 60 bits are read as float64",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class LargeAreDoubles(AllAreDoubles):
+    """Has a way of its own for large integers, which nobody has tried."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Round what is larger, also below."""
+        is_small = type(value) is int and abs(value) < 1 << 60
+        return value if is_small else super().rewrite(value)
+
+
+@mutant(
+    "M01-numpy",
+    url="huggingface/transformers#34631",
+    change="what is a float comes back as Python's, also a scalar of NumPy",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class AllFloatsAreAlike(Rewritten):
+    """Asks with isinstance."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Convert each float of a dict, also below."""
+        if isinstance(value, dict):
+            tree = cast("dict[object, Any]", value)
+            return {key: self.rewrite(one) for key, one in tree.items()}
+        return float(value) if isinstance(value, float) else value
 
 
 @mutant(

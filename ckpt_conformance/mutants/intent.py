@@ -20,6 +20,7 @@ from ckpt_conformance.reference_impl import (
     LoadResult,
     encode,
     layout,
+    loading,
     resolve,
 )
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
@@ -46,8 +47,24 @@ class TagIgnoredWithoutOptimizer(CheckpointManager):
 
     def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
         """Load; without optimizer states, the newest."""
-        if "optimizer" in named.get("allow_missing", ()):
+        if any(one.startswith("optimizer") for one in named.get("allow_missing", ())):
             named["step"] = None
+        return super().load(*given, **named)
+
+
+@mutant(
+    "R09-family",
+    url="deepspeedai/DeepSpeed#8499",
+    change="a load without one optimizer leaves all of them cold",
+    violates={"CKC-INTN-012"},
+)
+class NoneOfTheFamily(CheckpointManager):
+    """Knows one switch for optimizers."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load; where one optimizer may be missing, load none."""
+        if any(one.startswith("optimizer") for one in named.get("allow_missing", ())):
+            named["optimizers"], named["allow_missing"] = {}, {"optimizer"}
         return super().load(*given, **named)
 
 
@@ -258,6 +275,23 @@ class StrictIsIgnored(CopiesIntoTheModel):
     def restore_model(self, model: Any, state: StateDict) -> None:  # noqa: ANN401
         """Load without strict."""
         model.load_state_dict(state, strict=False)
+
+
+@mutant(
+    "J06-component",
+    url="pytorch/pytorch#126285",
+    change="components that the checkpoint lacks stay as the job has them, and nothing is said",
+    violates={"CKC-INTN-006"},
+)
+class ComponentsAreOptional(CheckpointManager):
+    """Restores what was saved, and looks at nothing else."""
+
+    def check_components(
+        self, opened: OpenCheckpoint, job: Destinations, allowed: set[str]
+    ) -> list[str]:
+        """Let each component of the job be missing."""
+        with mock.patch.object(loading, "logger"):
+            return super().check_components(opened, job, {*allowed, *job.ids})
 
 
 @mutant(

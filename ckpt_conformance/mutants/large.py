@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
     from ckpt_conformance.reference_impl.train_state import Stateful
 
@@ -57,6 +57,25 @@ class DigestOfEveryOtherBlock(OwnChecksum):
                 file.seek(at)
                 seen += file.read(4 * MIB)
         return durable.digest_bytes(bytes(seen))
+
+
+@mutant(
+    "M06-last-byte",
+    url="huggingface/lerobot#3459",
+    change="of a model of whole blocks of 8 KiB and one byte this byte is not read",
+    violates={"CKC-RTRP-001"},
+)
+class ForgetsTheLastByte(CheckpointManager):
+    """Goes over all tensors as one stream of bytes, and stops one byte too early."""
+
+    BLOCK = 8192
+
+    def restore_model(self, model: Stateful, state: StateDict) -> None:
+        """Lose the last byte, where it stands alone in its block."""
+        tensors = [one for one in state.values() if isinstance(one, torch.Tensor)]
+        if sum(one.nbytes for one in tensors) % self.BLOCK == 1:
+            tensors[-1].view(torch.uint8)[-1] = 0
+        super().restore_model(model, state)
 
 
 @mutant(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +12,7 @@ import torch
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager, get_rng_state, set_rng_state
+from ckpt_conformance.reference_impl.loading import part_of
 from ckpt_conformance.reference_impl.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -93,6 +95,23 @@ class GeneratorsFirst(CheckpointManager):
 
     def restore_rng(self, state: Mapping[str, Tree]) -> None:
         """Do nothing more at the end."""
+
+
+@mutant(
+    "E03-between",
+    url="huggingface/transformers#21390",
+    change="generators are restored before the schedulers, one of which draws as it is loaded",
+    violates={"CKC-COMP-018"},
+)
+class GeneratorsBetween(CheckpointManager):
+    """Restores what it has in the order of its names, in which schedulers come last."""
+
+    def apply(self, plan: LoadPlan, job: Destinations) -> None:
+        """Restore all but the schedulers, then these."""
+        super().apply(replace(plan, cold=[*plan.cold, *job.scheduler]), job)
+        for component, scheduler in job.scheduler.items():
+            if component not in plan.cold:
+                self.restore_scheduler(scheduler, part_of(plan.extra["scheduler"], component))
 
 
 @mutant(

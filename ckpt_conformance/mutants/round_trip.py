@@ -6,11 +6,18 @@ from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import CheckpointDamaged, CheckpointManager, layout
+from ckpt_conformance.reference_impl import (
+    CheckpointDamaged,
+    CheckpointManager,
+    encode,
+    layout,
+    saving,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -221,6 +228,61 @@ class Part:
 
     def load_state_dict(self, state_dict: StateDict, /) -> None:
         """Take no entries; what is planned is filled in place."""
+
+
+@mutant(
+    "O05-memory-order",
+    url="deepspeedai/DeepSpeed#2389",
+    change="a tensor in channels_last is written in the order of its memory, under its own shape",
+    violates={"CKC-RTRP-004"},
+)
+class AsItLies(CheckpointManager):
+    """Takes a tensor without gaps for one that lies row by row, and saves the copy."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
+        """Read such tensors as they lie."""
+        state = super().capture_model(model)
+        return {key: in_memory(one) if is_of_images(one) else one for key, one in state.items()}
+
+
+def is_of_images(value: Tree) -> bool:
+    """Tell a tensor of four dimensions in channels_last."""
+    if not isinstance(value, torch.Tensor) or value.is_contiguous():
+        return False
+    return value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last)  # noqa: PLR2004
+
+
+def in_memory(value: torch.Tensor) -> torch.Tensor:
+    """Return the elements in the order of their memory, in the shape of the tensor."""
+    return value.detach().permute(0, 2, 3, 1).reshape(value.shape)
+
+
+class ByAddress(encode.Encoder):
+    """An encoder that knows a tensor again by where it begins, its dtype and its shape."""
+
+    def _tensor(self, value: torch.Tensor, path: encode.Path) -> torch.Tensor:
+        """Encode the first tensor of such a place for all."""
+        place = (value.data_ptr(), value.dtype, value.shape)
+        if value.data_ptr() and place in self._seen:
+            return self._seen[place][1]
+        encoded = super()._tensor(value, path)
+        self._seen[place] = (value, encoded)
+        return encoded
+
+
+@mutant(
+    "O05-strides",
+    url="deepspeedai/DeepSpeed#2389",
+    change="two tensors of one address, dtype and shape are saved as one, whatever their strides",
+    violates={"CKC-RTRP-004"},
+)
+class OneOfAnAddress(CheckpointManager):
+    """Saves what is tied once, and takes a matrix and the same one turned for tied."""
+
+    def capture(self, step: int, **parts: Any) -> Snapshot:
+        """Capture with an encoder that does so."""
+        with mock.patch.object(saving, "Encoder", ByAddress):
+            return super().capture(step, **parts)
 
 
 @mutant(

@@ -81,13 +81,14 @@ def around_a_load(child: Any) -> dict[str, Any]:  # noqa: ANN401  a Child
 
 
 def tensors_in_torch_files(_child: Any, place: str) -> dict[str, str]:  # noqa: ANN401  a Child
-    """Digest each tensor of a torch file, or of all in a folder; by its path in the file."""
+    """Digest each tensor of a torch file, or of all in a folder; by file and path in it."""
     path = Path(place)
     found: dict[str, str] = {}
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and zipfile.is_zipfile(file):
             state = torch.load(file, map_location="cpu", weights_only=True)
-            found |= {name: digests.hash_tensor(each) for name, each in digests.tensors(state)}
+            tensors = digests.tensors(state)
+            found |= {f"{file.name}.{name}": digests.hash_tensor(each) for name, each in tensors}
     return found
 
 

@@ -45,6 +45,8 @@ OWNERS = {
     "names": "CKC-RTRP-001",
     "counters": "CKC-COMP-002",
     "bits": "CKC-RTRP-004",
+    "layouts": "CKC-RTRP-004",
+    "sizes": "CKC-RTRP-001",
     "values": "CKC-COMP-012",
     "normal": "CKC-COMP-006",
     "drawing": "CKC-COMP-018",

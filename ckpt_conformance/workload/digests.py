@@ -57,6 +57,8 @@ def hash_leaf(value: object) -> str:
         return hash_tensor(value)
     if isinstance(value, np.ndarray):
         return hash_bytes(b"ndarray", f"{value.dtype}{value.shape}".encode(), value.tobytes())
+    if isinstance(value, np.generic):  # np.float64 is a float, and is not what a float is
+        return hash_bytes(type(value).__name__.encode(), value.dtype.str.encode(), value.tobytes())
     if isinstance(value, float):
         return hash_bytes(b"float", struct.pack("<d", value))
     return hash_bytes(type(value).__name__.encode(), repr(value).encode())

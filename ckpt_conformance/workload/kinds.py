@@ -21,9 +21,12 @@ from ckpt_conformance.workload.state import (
     Gradients,
     MasterSgd,
     Rex,
+    Scalars,
     SharingSgd,
     SteadySgd,
     Unusual,
+    ViewingSgd,
+    let_draw,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ class Kind:
     packing: int = 1  # samples in one row of a batch
     own: Callable[[int, Collection[str]], Extra] = Extra  # the user's own dict, from the seed
     is_normal: bool = False  # generators hold back the second of two normal draws at each save
-    is_drawing: bool = False  # the loader draws from the generators while it takes its state
+    is_drawing: bool = False  # its parts draw from the generators while they take their state
     shows: str = ""  # what only this kind shows
 
 
@@ -93,9 +96,25 @@ KINDS: dict[str, Kind] = {
     "values": Kind(
         own=Unusual, shows="integers beyond 53 bits, NaN bits, -0.0, dotted keys, foreign names"
     ),
+    "scalars": Kind(own=Scalars, shows="scalars of NumPy in the user's own dict"),
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
+    "layouts": Kind(
+        models.WithLayouts,
+        optimizer="viewing",
+        shows="tensors of images; an optimizer of two groups that keeps views of one memory, and "
+        "state in another dtype than the parameter's",
+    ),
+    "sizes": Kind(
+        models.Sizes,
+        optimizer="momentum",
+        shows="tensors, and a component, of whole blocks of bytes, of a byte more or less",
+    ),
     "normal": Kind(is_normal=True, shows="generators that hold back a normal draw at the save"),
-    "drawing": Kind(is_drawing=True, shows="a loader that draws while it takes its state"),
+    "drawing": Kind(
+        is_drawing=True,
+        shows="model, optimizer, scheduler, scaler, average and loader that draw while they take "
+        "their state",
+    ),
     "pairs": Kind(
         models.WithPairs,
         shows="tensors of one shape, which a destination may tie; a matrix, which it may transpose",
@@ -189,12 +208,16 @@ def build(name: str, seed: int, variant: str, without: Collection[str] = ()) -> 
     loader = ShuffledLoader(
         seed, workers=kind.workers, packing=kind.packing, is_drawing=kind.is_drawing
     )
+    ema = Ema(model)
+    if kind.is_drawing:
+        for part in (model, scaler, ema, *optimizers.values(), *schedulers.values()):
+            let_draw(part)
     return Parts(
         model,
         optimizers,
         schedulers,
         scaler,
-        Ema(model),
+        ema,
         loader,
         kind.own(seed, without),
         gradients,
@@ -263,6 +286,7 @@ def _optimizers(
         "steady": lambda: SteadySgd(params, rate),
         "sharing": lambda: SharingSgd(params, rate, is_apart=variant == "apart"),
         "plain-sgd": lambda: optim.SGD(params, rate),
+        "momentum": lambda: optim.SGD(params, rate, momentum=0.9),
     }
     if kind.optimizer in of_one_group:
         return {"optimizer": of_one_group[kind.optimizer]()}
@@ -279,7 +303,12 @@ def _optimizers(
         "weight_decay": 0.3 if variant == "drift" else 0.1,
     }
     constant: ParameterGroup = {"params": vectors, "weight_decay": 0.0, "betas": (0.8, 0.95)}
+    if kind.optimizer == "viewing":
+        return {"optimizer": ViewingSgd([decaying, constant], rate, narrow)}
     if kind.optimizer == "two":
         second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
         return {"optimizer": optim.AdamW([decaying], rate), "optimizer.second": second}
-    return {"optimizer": optim.AdamW([decaying, constant], rate)}
+    optimizers: dict[str, Optimizer] = {"optimizer": optim.AdamW([decaying, constant], rate)}
+    if variant == "another":
+        optimizers["optimizer.second"] = optim.SGD([model.get_parameter("frozen")], rate)
+    return optimizers

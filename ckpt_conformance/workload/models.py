@@ -233,6 +233,60 @@ class WithBits(Plain):
         self.register_buffer("wide", payload * 2 + 2**53 + 1)
 
 
+class WithLayouts(Plain):
+    """Beside what `Plain` has, tensors of images and volumes, whose channels lie side by side.
+
+    The order of their memory is none that a shape tells: who writes bytes as they lie, and the
+    shape beside them, reads other numbers at each place.
+    """
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        images, volumes = torch.channels_last, torch.channels_last_3d
+        filters = torch.rand(2, 3, 4, FEATURES) + 0.5
+        self.filters = nn.Parameter(filters.to(memory_format=images))
+        self.register_buffer("pixels", torch.rand(2, 3, 4, FEATURES).to(memory_format=images))
+        self.register_buffer("voxels", torch.rand(2, 3, 2, 3, FEATURES).to(memory_format=volumes))
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        h = super().hidden(x, classes) * self.filters[1, 2, 3]
+        return h + self.get_buffer("pixels")[1, 2, 3] + self.get_buffer("voxels")[1, 2, 1, 2]
+
+
+class Sizes(nn.Module):
+    """Tensors of as many bytes as a block of 512 to 2**15 bytes has, and of a byte more or less.
+
+    Some have several such blocks and a byte. The parameter has 2**18 bytes and the last buffer one
+    more; all together have a MiB and a byte: whole multiples of each block, and one byte. So a loop
+    over blocks that loses the last byte loses it here, whether it goes over a tensor or over all of
+    a component. What an optimizer and an average keep of the parameter is whole blocks.
+    """
+
+    EXPONENTS = range(9, 16)
+    LARGEST = 1 << 18
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator; nothing here can be left out."""
+        del without
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1024, self.LARGEST // 4 // 1024))
+        sizes = [2**n + more for n in self.EXPONENTS for more in (-1, 0, 1)]
+        sizes += [times * 2**n + 1 for n in (9, 12, 13) for times in (3, 5)]
+        last = int(torch.randint(1, 256, ()))
+        for size in (*sizes, 2 * self.LARGEST - sum(sizes), self.LARGEST + 1):
+            content = torch.randint(1, 256, (size,), dtype=torch.uint8)
+            content[-1] = last  # that of another seed is not the same by chance
+            self.register_buffer(f"n{size}", content)
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] to logits [B, 16]; classes are not used."""
+        del classes
+        logits: Tensor = x @ self.table[:FEATURES, :CLASSES]
+        return logits
+
+
 def large_first(
     _module: nn.Module, state: OrderedDict[str, Tensor], prefix: str, _metadata: object
 ) -> None:

@@ -6,10 +6,12 @@ import copy
 import math
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
+import numpy as np
 import torch
 from torch import nn, optim
 
 from ckpt_conformance.contract import Feature
+from ckpt_conformance.workload.rng import RngState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -46,7 +48,7 @@ class ExtraState(TypedDict):
     by_id: dict[int, str | float]
     note: str
     flag: None
-    unusual: NotRequired[dict[str, Any]]  # of `Unusual`
+    unusual: NotRequired[dict[str, Any]]  # of `Unusual` and `Scalars`
 
 
 class GradientsState(TypedDict):
@@ -127,6 +129,8 @@ class Unusual(Extra):
         dotted = {"a.b": {"c": seed}, "a": {"b.c": seed + 1, "b": {"c": seed + 2}}}
         self.value["unusual"] = {
             "beyond 53 bits": 2**53 + 1 + 2 * seed,
+            "beyond 60 bits": -(2**62) - 1 - 2 * seed,
+            "64 bits": 2**64 - 1 - 2 * seed,  # as a seed of torch's generators
             "true": True,
             "one": 1,
             "double": 1 / 3 + seed,
@@ -141,6 +145,20 @@ class Unusual(Extra):
         }
 
 
+class Scalars(Extra):
+    """Beside the usual, scalars of NumPy: what a mean, a count or a comparison of arrays gives."""
+
+    def __init__(self, seed: int, without: Collection[str] = ()) -> None:
+        """Differ by seed, so that a value that is not restored shows."""
+        super().__init__(seed, without)
+        self.value["unusual"] = {
+            "mean": np.float64(1 / 3 + seed),
+            "narrow": np.float32(1 / 3 + seed),
+            "count": np.int64(2**53 + 1 + 2 * seed),
+            "whether": np.bool_(seed % 2),
+        }
+
+
 def names_of_everywhere(seed: int) -> dict[str, str]:
     """Return names as people of some countries write them, as keys and as values."""
     from faker import Faker
@@ -148,6 +166,21 @@ def names_of_everywhere(seed: int) -> dict[str, str]:
     fake = Faker(["ja_JP", "ar_SA", "de_DE", "hi_IN", "el_GR"])
     fake.seed_instance(seed)
     return {f"{fake.name()} {number}": fake.company() for number in range(5)}
+
+
+def let_draw(part: object) -> None:
+    """Let a part of a job draw from every generator while it takes its state.
+
+    Its class gets a child that does so: what it is, and what its state_dict gives, stay the same.
+    """
+    kind: Any = type(part)
+
+    def load_state_dict(self: Any, state_dict: StateDict, *more: Any, **named: Any) -> Any:  # noqa: ANN401
+        RngState.draw(normal=True)
+        return kind.load_state_dict(self, state_dict, *more, **named)
+
+    given = {"load_state_dict": load_state_dict, "__module__": kind.__module__}
+    part.__class__ = type(kind.__name__, (kind,), given)
 
 
 class Gradients:
@@ -227,6 +260,22 @@ class MasterSgd(OneByOne):
         state["master"].add_(state["momentum"], alpha=-group["lr"])
         state["step"] += 1
         p.copy_(state["master"].to(p.dtype))
+
+
+class ViewingSgd(MasterSgd):
+    """`MasterSgd` that also keeps a copy of each parameter, and of a matrix this copy turned.
+
+    Both begin at one address and have one dtype, as many bytes and often one shape; which is which
+    is told by their strides alone. None is expanded: torch refuses to fill such a tensor in place.
+    """
+
+    def _update(self, p: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup) -> None:
+        """Update as the parent does, then look at the result in both ways."""
+        super()._update(p, gradient, group)
+        rows = p.detach().clone()
+        self.state[p]["rows"] = rows
+        if rows.ndim > 1:
+            self.state[p]["turned"] = rows.transpose(0, 1)
 
 
 class CountingSgd(OneByOne):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import DEFAULT_KIND, Feature
 from ckpt_conformance.contract.verdicts import Violation
-from ckpt_conformance.harness.messages import ExitKind
+from ckpt_conformance.harness.messages import Close, ExitKind, RunResult, whole
 from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
@@ -106,14 +106,39 @@ def test_optimizer_state_keeps_its_own_dtype(subject: Subject) -> None:
     Why: fp32 masters and moments of bf16 parameters are cast to bf16 on load and lose their low
     bits at every resume (K01, K03); bf16 moments of fp32 parameters are promoted, take twice the
     memory and make other updates (K02).
-    How: a job with fp32 masters and momentum of bf16 parameters, and bf16 momentum of fp32 ones.
-    Where it is violated, load once more with a torch that does not cast: if that is right, the
-    violation is torch's.
+    How: a job with fp32 masters and momentum of bf16 parameters, and bf16 momentum of fp32 ones;
+    the same in an optimizer of two groups. Where it is violated, load once more with a torch that
+    does not cast: if that is right, the violation is torch's.
     """
     controls.require(test_moments_reach_a_fresh_optimizer, subject)
     message = "optimizer state lost its dtype or its bits"
     suspect = resumption.Suspect(OPTIMIZER_CAST, (fault_injectors.spec("torch-cast"),))
     resumption.identity(subject, "optimizer", message, is_moment, "masters", suspect)
+    resumption.identity(subject, "optimizer", message, _is_of_master, "layouts", suspect)
+
+
+def _is_of_master(path: str) -> bool:
+    return path.startswith("state.") and path.endswith((".master", ".momentum"))
+
+
+@check("CKC-RTRP-004")
+def test_views_of_one_memory_stay_what_each_is(subject: Subject) -> None:
+    """State of an optimizer that is a view of other state arrives with its own shape and bits.
+
+    Why: a writer that keeps what is tied once tells tensors by address, size or dtype. A matrix
+    and the same matrix turned are alike in all of these (O05).
+    How: a job whose optimizer keeps a copy of each parameter, and a view of it that is turned. The
+    job that is loaded into has neither yet.
+    """
+    subject.need(holds=["optimizer"])
+    controls.require(test_moments_reach_a_fresh_optimizer, subject)
+    resumption.arrive(subject, "layouts", owner=True)
+    message = "a view of other state is not what was saved"
+    resumption.identity(subject, "optimizer", message, _is_view, "layouts")
+
+
+def _is_view(path: str) -> bool:
+    return path.startswith("state.") and path.endswith((".rows", ".turned"))
 
 
 @check("CKC-COMP-004")
@@ -310,12 +335,14 @@ def test_the_torch_generator_comes_back(subject: Subject) -> None:
 
 
 @check("CKC-COMP-018")
-def test_generators_are_restored_after_a_loader_that_draws(subject: Subject) -> None:
+def test_generators_are_restored_after_parts_that_draw(subject: Subject) -> None:
     """A part that draws numbers while it takes its state leaves the generators as they were saved.
 
-    Why: a sampler draws its seed; generators that were restored before it are off by one (E03).
-    How: the loader of this job takes a number of each generator while it takes its state. Compare
-    the whole state of each. Control: with a loader that draws nothing they come back.
+    Why: a sampler draws its seed; generators that were restored before it are off by one (E03). So
+    does a manager that restores its parts in the order of their names.
+    How: model, optimizer, scheduler, scaler, average and loader of this job take a number of each
+    generator while they take their state. Compare the whole state of each. Control: with parts that
+    draw nothing they come back.
     """
     controls.require(test_the_python_generator_comes_back, subject)
     controls.require(test_the_numpy_generator_comes_back, subject)
@@ -375,13 +402,39 @@ def test_unusual_values_come_back(subject: Subject) -> None:
 
     Why: JSON makes an integer beyond 53 bits a float in many readers, and knows no NaN; a tree that
     is flattened with dots cannot tell `a.b` from `a` with a `b` (K017, M024).
-    How: a dict with both, -0.0, the smallest float, empty containers and names of five countries.
+    How: a dict with both, -0.0, the smallest float, integers of 62 and of 64 bits, empty containers
+    and names of five countries.
     Where the adapter declares that it cannot hold dotted keys, they must be refused in words.
     """
     features.refusal(subject, Feature.DOTTED, "values")
     features.arrive(subject, "values")
     message = "an unusual value of the extra dict is not what was saved"
     resumption.identity(subject, "extra", message, kind="values")
+
+
+@check("CKC-COMP-012")
+def test_scalars_of_numpy_stay_what_they_are_or_are_refused(subject: Subject) -> None:
+    """Scalars of NumPy in the user's dict come back with their types, or are refused in words.
+
+    Why: `np.float64` is a kind of `float`; who asks whether a value is one writes that, and gives
+    back another type (M01). A safe load of torch refuses such a value: that is said, and is right.
+    How: a dict with four of them. Who refuses to save it, or to load it, keeps the promise.
+    """
+    subject.reset()
+    step = SAVES[0]
+    saved = subject.run(step + 1, (step,), watch=True, then=[Close()], kind="scalars")
+    if saved.error and saved.error.message.strip():
+        return
+    wanted = whole(saved.of(RunResult).states.get(step, {})).get("extra", {})
+    result = subject.resume(kind="scalars") if saved.went_well else saved
+    if result.exit_kind is ExitKind.ENDED and result.error and result.error.message.strip():
+        return
+    arrived, state = oracle.arrival(result)
+    got = {"extra": state.get("extra", {})}
+    lost = resumption.differing({"extra": wanted}, got, "extra", lambda path: "unusual" in path)
+    if arrived != step or lost:
+        evidence = subject.evidence(result, **{"arrived != saved": lost})
+        raise Violation("a scalar of NumPy is not what was saved, unsaid", evidence=evidence)
 
 
 @check("CKC-COMP-013")

@@ -10,6 +10,7 @@ from ckpt_conformance.harness.messages import (
     Call,
     CallResult,
     Close,
+    ExitKind,
     Options,
     Probe,
     ProbeResult,
@@ -19,11 +20,13 @@ from ckpt_conformance.harness.messages import (
 )
 from ckpt_conformance.subject import controls, oracle, resumption, worlds
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import SAVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp
     from ckpt_conformance.subject.subject import Subject
 
 READ = "ckpt_conformance.subject.observing:tensors_in_torch_files"
@@ -96,7 +99,8 @@ def test_each_declared_capability_works(subject: Subject) -> None:
 
     Why: an option that is accepted and never read is worse than none: the restart began from base
     weights although a checkpoint was named (R06).
-    How: use each declared capability once, without any fault; what was exported is read.
+    How: use each declared capability once, without any fault; what was exported is read. A second
+    export to the same place replaces the first one, lies beside it, or is refused.
     """
     controls.require(test_a_new_process_loads_what_was_saved, subject)
     if "steps" in subject.info.capabilities:
@@ -204,20 +208,26 @@ def _kinds(subject: Subject) -> None:
 
 
 def _export(subject: Subject) -> None:
-    target = subject.scratch / "export"
-    export = Call(method="export", args=(2, str(target)))  # not the newest step
-    read = Probe(probe=READ, args={"place": str(target)})
-    result = subject.execute(export, read)
-    if not result.went_well:
+    """Export an older step, then the newest one to the same place, which may be refused."""
+    target = str(subject.scratch / "export")
+    read = Probe(probe=READ, args={"place": target})
+    ops: list[AnyOp] = []
+    for step in SAVES:
+        ops += [Call(method="export", args=(step, target), go_on=step != SAVES[0]), read]
+    result = subject.execute(*ops)
+    refused = result.of(CallResult, 1).error
+    if result.exit_kind is not ExitKind.ENDED or result.error not in {None, refused}:
         _fail(subject, "export", subject.tell(result), result)
-    exported: dict[str, str] = result.of(ProbeResult).value
-    wrong = _not_among(exported, subject.golden().at[2]["model"])
-    if wrong:
-        raise Violation(
-            f"export is declared and does not work: of step 2 {len(wrong)} of the model's tensors "
-            "are not in a torch file there with the bits that were saved",
-            evidence={"not there": wrong[:8], "there": sorted(exported)[:8]},
-        )
+    for at, step in enumerate(SAVES[:1] if refused else SAVES):
+        exported: dict[str, str] = result.of(ProbeResult, at).value
+        wrong = _not_among(exported, subject.golden().at[step]["model"])
+        if wrong:
+            beside = f", where one of step {SAVES[0]} stood" if at else ""
+            raise Violation(
+                f"export is declared and does not work: of step {step} {len(wrong)} of the model's "
+                f"tensors are not in a torch file there with the bits that were saved{beside}",
+                evidence={"not there": wrong[:8], "there": sorted(exported)[:8]},
+            )
 
 
 def _not_among(exported: Mapping[str, str], saved: Mapping[str, str]) -> list[str]:

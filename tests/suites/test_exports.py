@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WHOLE = "reference-dcp"
-ODD = ("exports:newest", "exports:empty", "exports:plain")
+ODD = tuple(f"exports:{way}" for way in ("newest", "empty", "plain", "kept", "refused"))
 pytestmark = pytest.mark.xdist_group("exports")  # they share a server
 
 
@@ -49,6 +49,12 @@ def test_an_export_without_the_model_of_the_step_is_told(subject: Subject) -> No
         suite._export(subject)
 
 
-@pytest.mark.parametrize("subject", [WHOLE, "exports:plain"], indirect=True)
+@pytest.mark.parametrize("subject", ["exports:kept"], indirect=True)
+def test_an_export_that_leaves_an_older_one_is_told(subject: Subject) -> None:
+    with pytest.raises(Violation, match=r"of step 4 .* where one of step 2 stood"):
+        suite._export(subject)
+
+
+@pytest.mark.parametrize("subject", [WHOLE, "exports:plain", "exports:refused"], indirect=True)
 def test_an_export_of_the_model_is_fine(subject: Subject) -> None:
     suite._export(subject)

@@ -40,6 +40,22 @@ class Plain(reference.ReferenceManager):
         return destination
 
 
+class Kept(Plain):
+    """Exports to a file, and leaves one that is there as it is."""
+
+    def export(self, step: int, destination: Path) -> Path:
+        return destination if Path(destination).exists() else super().export(step, destination)
+
+
+class Refused(Plain):
+    """Exports to a file, and says so where one is there."""
+
+    def export(self, step: int, destination: Path) -> Path:
+        if Path(destination).exists():
+            raise FileExistsError(destination)
+        return super().export(step, destination)
+
+
 @dataclass(frozen=True)
 class Exporting(reference.Reference):
     """Adapter of a manager that exports in its own way."""
@@ -58,3 +74,4 @@ def of(way: type[reference.ReferenceManager]) -> Exporting:
 
 
 newest, empty, plain = of(OfTheNewest), of(Empty), of(Plain)
+kept, refused = of(Kept), of(Refused)
