@@ -541,7 +541,7 @@ def test_another_optimizer_is_not_left_cold_with_the_one_named(subject: Subject)
     wanted = {other: golden.at[2][other]}
     lost = oracle.differences({other: state.get(other, {})}, wanted, {"optimizer"})
     if step != 2 or lost:  # noqa: PLR2004  the step asked for
-        evidence = subject.evidence(result, **{"arrived != saved": lost})
+        evidence = {**subject.evidence(result), "arrived != saved": lost}
         raise Violation(f"a load without `optimizer` does not give {other}", evidence=evidence)
 
 

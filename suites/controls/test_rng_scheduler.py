@@ -433,7 +433,7 @@ def test_scalars_of_numpy_stay_what_they_are_or_are_refused(subject: Subject) ->
     got = {"extra": state.get("extra", {})}
     lost = resumption.differing({"extra": wanted}, got, "extra", lambda path: "unusual" in path)
     if arrived != step or lost:
-        evidence = subject.evidence(result, **{"arrived != saved": lost})
+        evidence = {**subject.evidence(result), "arrived != saved": lost}
         raise Violation("a scalar of NumPy is not what was saved, unsaid", evidence=evidence)
 
 
