@@ -44,6 +44,8 @@ SHOWN_BY = {
     "names": "M05-module",
     "counters": "G18-numbers",
     "bits": "K04-nan",
+    "layouts": "O05-memory-order",
+    "sizes": "M06-last-byte",
     "normal": "E05-gauss",
     "drawing": "E03-first",
     "workers": "H09",
@@ -58,6 +60,7 @@ SHOWN_BY = {
 # Kinds that no record of a step shows, and what shows them instead.
 SHOWN_ELSEWHERE = {
     "values": "tests/suites/test_mutants.py: its check compares the dict itself",
+    "scalars": "tests/suites/test_mutants.py: its check compares the dict itself, and may be refused",
     "pairs": "tests/suites/test_mutants.py: its destination ties what was saved apart",
     "sparse": "tests/suites/test_mutants.py: it may be refused",
     "quantized": "tests/suites/test_mutants.py: it may be refused",
