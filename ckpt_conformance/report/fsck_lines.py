@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.judge.judge import Judged, Options
     from ckpt_conformance.fsck.source.places import Where
 
-GLYPHS = {State.WHOLE: "✓", State.UNKNOWN: "?", State.INCOMPLETE: "○", State.DAMAGED: "✗"}
+GLYPHS = {
+    State.WHOLE: "✓",
+    State.UNKNOWN: "?",
+    State.INCOMPLETE: "○",
+    State.DAMAGED: "✗",
+    State.UNSAFE: "!",
+}
 MOST_FINDINGS = 20
 _MOST_TENSORS = 3
 

@@ -14,7 +14,7 @@ from ckpt_conformance.fsck.formats import pickles, safetensors_file
 from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
 from ckpt_conformance.fsck.formats.pickles import Made, Name
 from ckpt_conformance.fsck.formats.torch_file import dtype_name, sizes
-from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.findings import Malformed, Unsafe
 from ckpt_conformance.fsck.source.untrusted import (
     MOST_COUNT,
     Json,
@@ -126,10 +126,10 @@ def read_metadata(data: bytes) -> Metadata:
         return _metadata(*pickles.load(data, _MANY))
 
 
-def _metadata(root: object, names: set[Name]) -> Metadata:
-    """Take the metadata apart; `names` is what the pickle asks for."""
-    for name in sorted(names - _ALLOWED):
-        raise Malformed(f"it asks for {clip(str(name))}, which no DCP save writes: do not load it")
+def _metadata(root: object, asked: Asked) -> Metadata:
+    """Take the metadata apart; `asked` is what the pickle asks for."""
+    for name in sorted(asked.names - _ALLOWED):
+        raise Unsafe(f"it asks for {clip(str(name))}, which no DCP save writes: do not load it")
     state = _state(root, "Metadata")
     described, stored = state.get("state_dict_metadata"), state.get("storage_data")
     if not is_dict(described) or not is_dict(stored):

@@ -10,18 +10,19 @@ Limits: `MOST_BYTES` of pickle, `MOST_PARTS` containers and calls, `MOST_STACK` 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gc
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.untrusted import is_dict, is_list, is_sequence, is_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable
+    from collections.abc import Collection, Generator, Iterable, Iterator
 
     from ckpt_conformance.fsck.formats.pickle_runs import Runs
 
@@ -37,6 +38,7 @@ MOST_STACK = 1_000_000
 MOST_PROTOCOL = 5
 MOST_KEY = 64  # parts of a tuple that is the key of a dict
 _MOST_GAP = 1000
+_MOST_DIGITS = 4000
 _AT_ONCE = 1000  # instructions between two looks at the limits
 _STOP = ord(".")
 
@@ -50,6 +52,14 @@ class Name(NamedTuple):
     def __str__(self) -> str:
         """Write it as Python would."""
         return f"{self.module}.{self.name}"
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a pickle asks for: every name, and those of them that are called when it is loaded."""
+
+    names: set[Name] = field(default_factory=set[Name])
+    called: set[Name] = field(default_factory=set[Name])
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +117,11 @@ def make(of: Any, args: Any) -> Any:  # noqa: ANN401  what a pickle holds
     return Made(of, args)
 
 
+_CALL_THEIR_FIRST = {Name("torch._tensor", "_rebuild_from_type_v2")}
+_RECONSTRUCTORS = {Name("copyreg", "_reconstructor"), Name("copy_reg", "_reconstructor")}
+_CALL_NOTHING = {Name("functools", "partial"), Name("collections", "defaultdict")}
+_DATA_MODULES = ("torch._utils", "numpy.core.multiarray", "numpy._core.multiarray")
+
 _DICTS = {
     Name("collections", "OrderedDict"),
     Name("collections", "defaultdict"),
@@ -115,18 +130,18 @@ _DICTS = {
 
 
 class Machine:
-    """Runs one pickle; `names` is what it asked to import."""
+    """Runs one pickle, which begins at a byte; `asked` is what it asks to import."""
 
-    def __init__(self, data: bytes, runs: Runs | None = None) -> None:
+    def __init__(self, data: bytes, runs: Runs | None = None, at: int = 0) -> None:
         """Take the bytes of a pickle, and what reads many like instances at once."""
         self.data = data
-        self.at = 0
+        self.at = at
         self.frame_end = 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] = []
         self.runs = runs
-        self.names: set[Name] = set()
+        self.asked = Asked()
         self.parts = 0
 
     def run(self, steps: Steps) -> Any:  # noqa: ANN401  any part
@@ -234,15 +249,29 @@ class Machine:
         if not (isinstance(module, str) and isinstance(name, str)):
             raise Malformed("the pickle imports something that is no name")
         stand_in = Name(module, name)
-        self.names.add(stand_in)
+        self.asked.names.add(stand_in)
         return stand_in
+
+    def note_call(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
+        """Note which names a call of `of` calls: itself, and what it is handed to call."""
+        if not isinstance(of, Name):
+            return
+        self.asked.called.add(of)
+        handed: tuple[Any, ...] = args if is_tuple(args) else ()
+        if of in _CALL_THEIR_FIRST:
+            handed = handed[:1]
+        elif of in _RECONSTRUCTORS:
+            handed = handed[1:2]  # the base, which is initialised
+        elif of in _CALL_NOTHING or of.module in _DATA_MODULES:
+            return
+        self.asked.called.update(one for one in handed if isinstance(one, Name))
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def load(data: bytes, many: Collection[Name] = ()) -> tuple[Any, set[Name]]:
-    """Return what a pickle holds and the names that it asks for; Malformed where it is none.
+def load(data: bytes, many: Collection[Name] = ()) -> tuple[Any, Asked]:
+    """Return what a pickle holds and what it asks for; Malformed where it is none.
 
     `many` are classes of which there may be a million: their instances have `keys`.
     """
@@ -252,9 +281,22 @@ def load(data: bytes, many: Collection[Name] = ()) -> tuple[Any, set[Name]]:
 
             machine = Machine(data, Runs(many))
             with contextlib.suppress(Again):
-                return machine.run(_STEPS), machine.names
+                return machine.run(_STEPS), machine.asked
         machine = Machine(data)
-        return machine.run(_STEPS), machine.names
+        return machine.run(_STEPS), machine.asked
+
+
+def load_each(data: bytes, most: int) -> Iterator[tuple[Any, Asked]]:
+    """Yield what each of some pickles holds that stand one behind the other, and what it asks for.
+
+    Malformed where one of them is none.
+    """
+    at = 0
+    with without_collector():
+        for _ in range(most):
+            machine = Machine(data, at=at)
+            yield machine.run(_STEPS), machine.asked
+            at = machine.at + 1
 
 
 @contextlib.contextmanager
@@ -273,10 +315,14 @@ def without_collector() -> Generator[None]:
 
 
 def _line(machine: Machine) -> str:
+    return _raw_line(machine).decode("utf-8")
+
+
+def _raw_line(machine: Machine) -> bytes:
     end = machine.data.index(b"\n", machine.at)
-    text = machine.data[machine.at : end].decode("utf-8")
+    line = machine.data[machine.at : end]
     machine.at = end + 1
-    return text
+    return line
 
 
 def _constant(value: Any) -> Callable[[Machine], None]:  # noqa: ANN401  None, True, False
@@ -379,6 +425,13 @@ def _stack_global(machine: Machine) -> None:
 
 def _call(machine: Machine) -> None:
     args, of = machine.stack.pop(), machine.stack.pop()
+    machine.note_call(of, args)
+    machine.push_made(make(of, args))
+
+
+def _new(machine: Machine) -> None:
+    """Make an instance, for which nothing of its class is called."""
+    args, of = machine.stack.pop(), machine.stack.pop()
     machine.push_made(make(of, args))
 
 
@@ -415,6 +468,13 @@ def _key(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
     return value
 
 
+def _pairs_of(items: list[Any]) -> Iterable[tuple[Any, Any]]:
+    """Return keys and values that follow each other, each key as one of a dict."""
+    if len(items) % 2:
+        raise Malformed("the pickle sets a key without a value")
+    return ((_key(key), value) for key, value in zip(items[::2], items[1::2], strict=True))
+
+
 def _set_pairs(machine: Machine, items: list[Any]) -> None:
     target = machine.stack[-1]
     if len(items) % 2:
@@ -448,6 +508,69 @@ def _extend(machine: Machine, items: list[Any]) -> None:
         raise Malformed(f"the pickle appends to a {type(target).__name__}")
 
 
+def _text_line(convert: Callable[[str], Any]) -> Callable[[Machine], None]:
+    """Read a value that stands in a line, as protocol 0 has them."""
+    return lambda machine: machine.stack.append(convert(_line(machine)))
+
+
+def _int_line(text: str) -> bool | int:
+    if text in ("00", "01"):
+        return text == "01"
+    return _long_line(text)
+
+
+def _long_line(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise Malformed(f"the pickle has a number of {len(text)} digits")
+    return int(text.removesuffix("L"))
+
+
+def _quoted(text: str) -> bytes:
+    """Return the bytes of a text in quotes."""
+    if len(text) < 2 or text[0] != text[-1] or text[0] not in "\"'":  # noqa: PLR2004  two quotes
+        raise Malformed("the pickle has a text without quotes")
+    return codecs.escape_decode(text[1:-1])[0]  # type: ignore[attr-defined]  as pickle itself does
+
+
+def _text_as_escaped(machine: Machine) -> None:
+    machine.stack.append(_raw_line(machine).decode("raw-unicode-escape"))
+
+
+def _get_line(machine: Machine) -> None:
+    start = machine.at - 1
+    machine.get(_long_line(_line(machine)), start)
+
+
+def _put_line(machine: Machine) -> None:
+    machine.put(_long_line(_line(machine)))
+
+
+def _duplicate(machine: Machine) -> None:
+    machine.stack.append(machine.stack[-1])
+
+
+def _persistent_line(machine: Machine) -> None:
+    machine.push_made(Persistent(_line(machine)))
+
+
+def _instance(machine: Machine) -> None:
+    """Call a class that is named in two lines with what stands since the last mark."""
+    name = machine.name(_line(machine), _line(machine))
+    _called_with(machine, name, machine.pop_mark())
+
+
+def _object(machine: Machine) -> None:
+    """Call a class that stands behind the last mark with what follows it."""
+    of, *args = machine.pop_mark()
+    _called_with(machine, of, args)
+
+
+def _called_with(machine: Machine, of: Any, args: list[Any]) -> None:  # noqa: ANN401  as above
+    if args:  # without them the class is not called
+        machine.note_call(of, tuple(args))
+    machine.push_made(make(of, tuple(args)))
+
+
 def _append(machine: Machine) -> None:
     item = machine.stack.pop()
     _extend(machine, [item])
@@ -460,6 +583,18 @@ def _appends(machine: Machine) -> None:
 _STEPS: Steps = {
     ord(code): step
     for code, step in {
+        "I": _text_line(_int_line),
+        "L": _text_line(_long_line),
+        "F": _text_line(float),
+        "S": _text_line(_quoted),
+        "V": _text_as_escaped,
+        "g": _get_line,
+        "p": _put_line,
+        "d": _marked(lambda items: dict(_pairs_of(items))),
+        "P": _persistent_line,
+        "i": _instance,
+        "o": _object,
+        "2": _duplicate,
         "\x80": Machine.check_protocol,
         "\x95": Machine.check_frame,
         "(": _mark,
@@ -501,7 +636,7 @@ _STEPS: Steps = {
         "c": _global,
         "\x93": _stack_global,
         "R": _call,
-        "\x81": _call,
+        "\x81": _new,
         "\x92": _call_with_names,
         "b": _build,
         "Q": _persistent,

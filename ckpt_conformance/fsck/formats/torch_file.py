@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpt_conformance.fsck.formats import pickles, zips
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.pickle_names import judge_names
-from ckpt_conformance.fsck.formats.pickles import MOST_BYTES, Made, Name, Persistent
+from ckpt_conformance.fsck.formats.pickles import MOST_BYTES, Asked, Made, Name, Persistent
 from ckpt_conformance.fsck.source.findings import Kind, Malformed
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span
@@ -32,11 +32,25 @@ _REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
 _SCRIPT = "__torch__"  # the package of all classes of TorchScript
 _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
-_LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # a pickle of torch's magic number
+_MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
+_OF_LEGACY = 5  # its pickles: magic, version, machine, structure, keys of storages
+_STREAMS = (1 << 20, 16 << 20, MOST_BYTES)  # bytes of pickles that are read, one after the other
 
 
-class Legacy(Malformed):
-    """A file of torch before 1.6: one pickle after the other, and nothing protects them."""
+@dataclass(frozen=True)
+class Stream:
+    """Pickles that stand one behind the other: a file of torch before 1.6, or a plain pickle.
+
+    Attributes:
+        asked: what any of them asks for.
+        is_legacy: whether torch takes it for a file of its own.
+        problem: why the structure cannot be read; empty where it can.
+
+    """
+
+    asked: Asked
+    is_legacy: bool
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,7 @@ class Problem(NamedTuple):
     tensors: tuple[str, ...] = ()
     start: int | None = None
     end: int | None = None
+    name: str = ""  # what an unsafe pickle asks for
 
 
 @dataclass
@@ -102,19 +117,13 @@ class Archive:
         self.problems.append(Problem(kind, what, tuple(tensors)))
 
 
-def read(file: Readable, start: int, length: int, own: Collection[str] = ()) -> Archive:
+def read(file: Readable, start: int, length: int) -> Archive:
     """Read the archive in [start, start + length) of a file, all but the payload.
-
-    `own` are packages whose classes are right in it: that of the library that wrote it.
 
     Raises:
         Malformed: it is no archive at all. What is wrong inside of one is in `problems`.
-        Legacy: it has the format from before there were archives.
 
     """
-    head = exactly(file, start, min(length, 16))
-    if head.startswith(_LEGACY):
-        raise Legacy("it has the format of torch before 1.6, which cannot be checked: save it anew")
     records = zips.records(file, start, length)
     overhead = length - sum(one.end - one.start for one in records.values())
     archive = Archive(overhead=overhead, records=records)
@@ -122,12 +131,40 @@ def read(file: Readable, start: int, length: int, own: Collection[str] = ()) -> 
     if structure is None:
         archive.problem("the record data.pkl is missing: the structure of the checkpoint")
     else:
+        own: tuple[str, ...] = ()
         if _is_script(records):
             archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
-            own = (*own, _SCRIPT)
+            own = (_SCRIPT,)
         _read_structure(file, structure, archive, own)
     _spans(records, archive)
     return archive
+
+
+def read_stream(file: Readable, length: int) -> Stream | None:
+    """Read the pickles at the beginning of a file that is no archive; None where there is none.
+
+    torch.load runs the first of them before it looks whether the file is one of its own.
+    """
+    for most in _STREAMS:
+        stream = _stream(exactly(file, 0, min(length, most)))
+        if most >= length or (stream and not stream.problem):
+            break
+    return stream
+
+
+def _stream(data: bytes) -> Stream | None:
+    names, called = set[Name](), set[Name]()
+    asked, is_legacy, number = Asked(names, called), False, 0
+    try:
+        for number, (held, one) in enumerate(pickles.load_each(data, _OF_LEGACY), 1):
+            names |= one.names
+            called |= one.called
+            is_legacy = is_legacy or held == _MAGIC
+            if not is_legacy:
+                break
+    except Malformed as error:
+        return Stream(asked, is_legacy, str(error)) if number else None
+    return Stream(asked, is_legacy)
 
 
 def _is_script(records: dict[str, zips.Record]) -> bool:
@@ -140,14 +177,14 @@ def _read_structure(
 ) -> None:
     """Rebuild the structure and find the tensors in it."""
     try:
-        tree, names = _load(file, record)
+        tree, asked = _load(file, record)
     except Malformed as error:
         problem = Problem(Kind.DAMAGED, f"data.pkl: {error}", (), record.start, record.end)
         archive.problems.append(problem)
         return
     archive.tree = tree
-    for kind, text in judge_names(names, own):
-        archive.problem(f"data.pkl {text}", kind)
+    for kind, text, name in judge_names(asked, own):
+        archive.problems.append(Problem(kind, f"data.pkl {text}", name=name))
     for name, made in _tensors_of(tree):
         try:
             archive.tensors.append(tensor_of(name, made, archive.records))
@@ -155,7 +192,7 @@ def _read_structure(
             archive.problem(f"{name}: {error}", tensors=(name,))
 
 
-def _load(file: Readable, record: zips.Record) -> tuple[Any, set[Name]]:
+def _load(file: Readable, record: zips.Record) -> tuple[Any, Asked]:
     """Read a record as a pickle, if it is small enough for one."""
     size = record.end - record.start
     if size > MOST_BYTES:

@@ -26,7 +26,7 @@ from ckpt_conformance.fsck.formats import (
     torch_file,
 )
 from ckpt_conformance.fsck.source.findings import Facts, Finding, Kind, Malformed, Report
-from ckpt_conformance.fsck.source.source import Absent, chunks, chunks_ahead, exactly
+from ckpt_conformance.fsck.source.source import Absent, chunks, chunks_ahead
 from ckpt_conformance.fsck.source.sums import (
     DIVIDED,
     Sizes,
@@ -55,14 +55,7 @@ if TYPE_CHECKING:
 LARGE = 64 << 20
 """Bytes of a file from which on several threads may share its digest."""
 _OF_RANK = re.compile(r"optim_\d+_rank(\d+)\.pt|__(\d+)_\d+\.distcp")
-_PICKLE = b"\x80"  # the first byte of every protocol since 2
 _MOST_FACTS = 200
-# Files that are instances of classes of the library that wrote them: it loads them as such.
-_OWN = {
-    "training_args.bin": ("transformers", "accelerate"),
-    "_optim_states.pt": ("deepspeed",),
-    "_model_states.pt": ("deepspeed",),
-}
 
 
 @dataclass(frozen=True)
@@ -93,15 +86,11 @@ def torch_part(context: Context, name: str) -> list[Work]:
 def _archive(context: Context, name: str) -> torch_file.Archive | None:
     """Read all of a file of `torch.save` but its payload; None, and a finding, where that fails."""
     folder, report = context.folder, context.report
-    own = next((packages for end, packages in _OWN.items() if name.endswith(end)), ())
     try:
         with folder.open(name) as file:
-            archive = torch_file.read(file, 0, folder.size(name), own)
-    except torch_file.Legacy as error:
-        report.say(Kind.UNKNOWN, name, str(error))
-        return None
+            archive = torch_file.read(file, 0, folder.size(name))
     except (OSError, Malformed) as error:
-        report.findings += _raw_pickle(folder, name) or [unreadable(name, error)]
+        report.findings += _plain_pickles(folder, name) or [unreadable(name, error)]
         return None
     report.tensors += len(archive.tensors)
     report.structure += archive.overhead
@@ -150,7 +139,9 @@ def ties_of(tensors: Iterable[torch_file.Tensor]) -> int:
 def problems_of(name: str, archive: torch_file.Archive, key: str = "") -> list[Finding]:
     """Return what is wrong inside an archive; `key` is the tensor that it is the chunk of."""
     return [
-        Finding(one.kind, name, one.what, (key,) if key else one.tensors, one.start, one.end)
+        Finding(
+            one.kind, name, one.what, (key,) if key else one.tensors, one.start, one.end, one.name
+        )
         for one in archive.problems
     ]
 
@@ -185,34 +176,48 @@ def json_part(context: Context, name: str) -> None:
 # -- files that are a plain pickle -----------------------------------------------------------------
 
 
-def _raw_pickle(folder: Folder, name: str) -> list[Finding] | None:
-    """Report that a file of torch is a plain pickle; None where it is not even that."""
-    findings = _judge_pickle(folder, name)
-    if findings is None:
-        return None
-    what = "it is a plain pickle: torch.load refuses it, and nothing in it can be checked"
-    damages = [finding for finding in findings if finding.kind is Kind.DAMAGED]
-    return damages or [Finding(Kind.UNKNOWN, name, what)]
+def _plain_pickles(folder: Folder, name: str) -> list[Finding]:
+    """Judge a file that holds pickles and no archive; nothing where it holds none."""
+    stream = _stream_of(folder, name)
+    if stream is None:
+        return []
+    found = _names_of(name, stream)
+    unsafe = [finding for finding in found if finding.kind is Kind.UNSAFE]
+    if unsafe:
+        return unsafe
+    if not stream.is_legacy:
+        what = "it is a plain pickle: torch.load runs it, then refuses it; nothing in it is checked"
+        return [Finding(Kind.UNKNOWN, name, what), *found]
+    if stream.problem:
+        return [
+            Finding(Kind.DAMAGED, name, f"it has the format of torch before 1.6: {stream.problem}")
+        ]
+    what = "it has the format of torch before 1.6, which cannot be checked: save it anew"
+    return [Finding(Kind.UNKNOWN, name, what), *found]
 
 
 def unknown_name_part(context: Context, name: str) -> None:
-    """Report that a file under a name of no library was not judged; code that it runs is damage."""
+    """Report that a file under a name of no library was not judged; what it runs is unsafe."""
     what = "no library writes this name, and it is no file of torch.save: it was not judged"
     context.report.say(Kind.NOTE, name, what)
-    context.report.findings += _judge_pickle(context.folder, name) or ()
+    stream = _stream_of(context.folder, name)
+    context.report.findings += _names_of(name, stream) if stream else ()
 
 
-def _judge_pickle(folder: Folder, name: str) -> list[Finding] | None:
-    """Judge the names that a pickle asks for; None where it is none."""
+def _stream_of(folder: Folder, name: str) -> torch_file.Stream | None:
+    """Read the pickles at the beginning of a file; None where it begins with none."""
     try:
-        size = folder.size(name)
         with folder.open(name) as file:
-            if size > pickles.MOST_BYTES or exactly(file, 0, min(size, 1)) != _PICKLE:
-                return None
-            _, names = pickles.load(exactly(file, 0, size))
+            return torch_file.read_stream(file, folder.size(name))
     except (OSError, Malformed):
         return None
-    return [Finding(kind, name, f"it {text}") for kind, text in pickle_names.judge_names(names)]
+
+
+def _names_of(name: str, stream: torch_file.Stream) -> list[Finding]:
+    return [
+        Finding(kind, name, f"it {text}", name=asked_for)
+        for kind, text, asked_for in pickle_names.judge_names(stream.asked)
+    ]
 
 
 # -- links -----------------------------------------------------------------------------------------

@@ -235,6 +235,7 @@ def _finding_of(plain: FindingJson) -> Finding:
         tuple(plain["tensors"]),
         plain["start"],
         plain["end"],
+        plain.get("name", ""),  # results of the first release have none
     )
 
 
