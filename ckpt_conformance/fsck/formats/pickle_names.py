@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats.written_names import CLASSES, DATA, MAKERS
+from ckpt_conformance.fsck.formats.written_names import CLASSES, DATA, MAKERS, NOT_CALLED
 from ckpt_conformance.fsck.source.findings import Kind
 from ckpt_conformance.fsck.source.untrusted import clip
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fsck.formats.pickles import Asked, Name
 
-_MOST_UNSAFE = 5  # names of one pickle that are told one by one
+_MOST_UNSAFE = 200  # names of one pickle that are told one by one
+ANY = "*"
+"""Stands for what no single name vouches for."""
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -56,24 +58,28 @@ def judge_names(asked: Asked, own: Collection[str] = ()) -> Iterator[tuple[Kind,
     """
     told: list[str] = []
     unsafe = 0
-    for name in sorted(asked.names - DATA):
+    for trick in sorted(asked.tricks):
+        yield Kind.UNSAFE, f"{trick}: to load it may run code", ANY
+    for name in sorted(asked.names - (DATA - (NOT_CALLED & (asked.called | asked.handed)))):
         if name.module.partition(".")[0] in own:
             continue
-        if name in MAKERS or (name in CLASSES and name not in asked.called):
+        is_used = name in asked.called or name in asked.handed
+        if name in MAKERS or (name in CLASSES and not is_used):
             told.append(str(name))
             continue
         unsafe += 1
         if unsafe <= _MOST_UNSAFE:
             yield Kind.UNSAFE, _why(name, asked), str(name)
     if unsafe > _MOST_UNSAFE:
-        yield Kind.UNSAFE, f"asks for {unsafe - _MOST_UNSAFE} more names like these", "*"
+        yield Kind.UNSAFE, f"asks for {unsafe - _MOST_UNSAFE} more names like these", ANY
     if told:
         some = ", ".join(clip(each) for each in told[:5])
         yield Kind.NOTE, f"asks for {some}: torch.load(weights_only=True) may refuse it", ""
 
 
 def _why(name: Name, asked: Asked) -> str:
-    if name in CLASSES:
-        return f"calls {clip(str(name))}, of which libraries only make instances: it may run code"
+    if name in CLASSES or name in NOT_CALLED:
+        verb = "calls" if name in asked.called else "hands on"
+        return f"{verb} {clip(str(name))}, of which libraries only make instances: it may run code"
     verb = "calls" if name in asked.called else "asks for"
     return f"{verb} {clip(str(name))}, which no library writes: to load it may run code"

@@ -14,8 +14,10 @@ import codecs
 import contextlib
 import gc
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -54,12 +56,57 @@ class Name(NamedTuple):
         return f"{self.module}.{self.name}"
 
 
+class Trick(StrEnum):
+    """What no library's pickle does, and what hides a call of something."""
+
+    CALLS_RESULT = "calls something that it made, and no name"
+    COMPUTES_NAME = "computes a name that it asks for"
+    CHANGES_NAME = "sets attributes of a class or a function"
+
+
 @dataclass(slots=True)
 class Asked:
-    """What a pickle asks for: every name, and those of them that are called when it is loaded."""
+    """What a pickle asks for.
+
+    Attributes:
+        names: every name.
+        called: those that are called when it is loaded, or made with arguments.
+        handed: those that are used as values, so that whatever gets them may call them.
+        tricks: what it does besides.
+
+    """
 
     names: set[Name] = field(default_factory=set[Name])
     called: set[Name] = field(default_factory=set[Name])
+    handed: set[Name] = field(default_factory=set[Name])
+    tricks: set[Trick] = field(default_factory=set[Trick])
+
+    def add(self, other: Asked) -> None:
+        """Add what another pickle of the same file asks for."""
+        self.names |= other.names
+        self.called |= other.called
+        self.handed |= other.handed
+        self.tricks |= other.tricks
+
+
+class Limit(Malformed):
+    """What this machine does not follow, and Python's own may."""
+
+
+class Broken(Malformed):
+    """A pickle that cannot be followed to its end.
+
+    Attributes:
+        asked: what it asks for until there, which is what a load of it has run by then.
+        is_limit: whether Python's own machine may come further.
+
+    """
+
+    def __init__(self, error: Malformed, place: tuple[int, int], asked: Asked) -> None:
+        """Take why, and where."""
+        super().__init__(str(error), *place)
+        self.asked = asked
+        self.is_limit = isinstance(error, Limit)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,10 +164,16 @@ def make(of: Any, args: Any) -> Any:  # noqa: ANN401  what a pickle holds
     return Made(of, args)
 
 
-_CALL_THEIR_FIRST = {Name("torch._tensor", "_rebuild_from_type_v2")}
-_RECONSTRUCTORS = {Name("copyreg", "_reconstructor"), Name("copy_reg", "_reconstructor")}
-_CALL_NOTHING = {Name("functools", "partial"), Name("collections", "defaultdict")}
-_DATA_MODULES = ("torch._utils", "numpy.core.multiarray", "numpy._core.multiarray")
+# Where functions that rebuild something take its class: no call of it, but of its `__new__`.
+_CLASS_AT = {
+    Name("copyreg", "_reconstructor"): 0,
+    Name("copy_reg", "_reconstructor"): 0,
+    Name("torch._tensor", "_rebuild_from_type_v2"): 1,
+    Name("torch._utils", "_rebuild_wrapper_subclass"): 0,
+    Name("numpy.core.multiarray", "_reconstruct"): 0,
+    Name("numpy._core.multiarray", "_reconstruct"): 0,
+    Name("numpy.ma.core", "_mareconstruct"): 0,
+}
 
 _DICTS = {
     Name("collections", "OrderedDict"),
@@ -142,6 +195,8 @@ class Machine:
         self.memo: list[Any] = []
         self.runs = runs
         self.asked = Asked()
+        self.loose: Counter[Name] = Counter()  # how often a name was pushed, and not made use of
+        self.has_gaps = False
         self.parts = 0
 
     def run(self, steps: Steps) -> Any:  # noqa: ANN401  any part
@@ -151,14 +206,23 @@ class Machine:
         try:
             while self._advance(steps):
                 if max(len(self.stack), len(self.marks)) > MOST_STACK:
-                    self.refuse("more values at once than any save writes")
-            return self.stack.pop()
+                    raise Limit("the pickle has more values at once than any save writes")
+            value = self.stack.pop()
+            self.asked.handed |= {name for name, times in self.loose.items() if times > 0}
         except Malformed as error:
-            raise Malformed(str(error), error.start or self.at, self.at + 1) from None
+            place = (error.start or self.at, self.at + 1)
+            raise Broken(error, place, self._asked_so_far()) from None
         except (IndexError, KeyError, TypeError, ValueError, struct.error, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"[:200]
             why = f"the pickle cannot be followed beyond its byte {self.at}: {reason}"
-            raise Malformed(why, self.at, self.at + 1) from None
+            place = (self.at, self.at + 1)
+            raise Broken(Malformed(why), place, self._asked_so_far()) from None
+        return value
+
+    def _asked_so_far(self) -> Asked:
+        """Return what was asked for; what is to be done with the names on the stack is unknown."""
+        self.asked.handed |= self.loose.keys()
+        return self.asked
 
     def _advance(self, steps: Steps) -> bool:
         """Carry out some instructions; tell whether there are more."""
@@ -207,7 +271,7 @@ class Machine:
     def check_parts(self) -> None:
         """Refuse more parts than any save makes."""
         if self.parts > MOST_PARTS:
-            raise Malformed(f"the pickle makes more than {MOST_PARTS} parts")
+            raise Limit(f"the pickle makes more than {MOST_PARTS} parts")
 
     def push_made(self, value: Any) -> None:  # noqa: ANN401  what a pickle holds
         """Push what takes memory."""
@@ -223,8 +287,11 @@ class Machine:
             self.refuse(f"nothing in its memo at {index}")
         runs = self.runs
         many = runs and type(value) is Name and value in runs.classes
-        if not (runs and many and runs.read(self, start)):
-            self.stack.append(value)
+        if runs and many and runs.read(self, start):
+            return
+        if type(value) is Name:
+            self.loose[value] += 1
+        self.stack.append(value)
 
     def put(self, index: int) -> None:
         """Keep the value on top."""
@@ -232,7 +299,8 @@ class Machine:
             raise Again  # what it replaces may be in a pattern
         memo = self.memo
         if index > len(memo) + _MOST_GAP:
-            self.refuse("a memo with more gaps than any save leaves")
+            raise Limit("the pickle has a memo with more gaps than any save leaves")
+        self.has_gaps = self.has_gaps or index > len(memo)
         while index >= len(memo):
             memo.append(HIDDEN)
         memo[index] = self.stack[-1]
@@ -246,25 +314,42 @@ class Machine:
 
     def name(self, module: Any, name: Any) -> Name:  # noqa: ANN401  what a pickle holds
         """Make a stand-in for something imported."""
+        module, name = _as_text(module), _as_text(name)
         if not (isinstance(module, str) and isinstance(name, str)):
-            raise Malformed("the pickle imports something that is no name")
+            self.asked.tricks.add(Trick.COMPUTES_NAME)
+            raise Limit("the pickle imports something that is no name")
         stand_in = Name(module, name)
         self.asked.names.add(stand_in)
         return stand_in
 
+    def push_name(self, module: Any, name: Any) -> None:  # noqa: ANN401  what a pickle holds
+        """Push a stand-in for something imported."""
+        stand_in = self.name(module, name)
+        self.loose[stand_in] += 1
+        self.stack.append(stand_in)
+
     def note_call(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
-        """Note which names a call of `of` calls: itself, and what it is handed to call."""
+        """Note that something is called, which takes its name from the stack."""
         if not isinstance(of, Name):
+            self.asked.tricks.add(Trick.CALLS_RESULT)
             return
+        self.loose[of] -= 1
         self.asked.called.add(of)
-        handed: tuple[Any, ...] = args if is_tuple(args) else ()
-        if of in _CALL_THEIR_FIRST:
-            handed = handed[:1]
-        elif of in _RECONSTRUCTORS:
-            handed = handed[1:2]  # the base, which is initialised
-        elif of in _CALL_NOTHING or of.module in _DATA_MODULES:
-            return
-        self.asked.called.update(one for one in handed if isinstance(one, Name))
+        at = _CLASS_AT.get(of)
+        if at is not None and is_tuple(args) and len(args) > at and isinstance(args[at], Name):
+            self.loose[args[at]] -= 1
+
+    def note_instance(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
+        """Note that an instance is made: of arguments, nobody knows what its class makes."""
+        if args == () and isinstance(of, Name):
+            self.loose[of] -= 1
+        else:
+            self.note_call(of, args)
+
+
+def _as_text(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
+    """Return bytes as the text that they are for torch, and anything else as it is."""
+    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -398,11 +483,16 @@ def _put(form: str) -> Callable[[Machine], None]:
 
 
 def _memoize(machine: Machine) -> None:
+    if machine.has_gaps:  # for Python, the place is the number of values, and not of places
+        raise Limit("the pickle has gaps in its memo, and goes on without a place")
     machine.memo.append(machine.stack[-1])
 
 
 def _pop(machine: Machine) -> None:
-    machine.stack.pop()
+    if machine.marks and machine.marks[-1] == len(machine.stack):
+        machine.marks.pop()
+    else:
+        machine.stack.pop()
 
 
 def _mark(machine: Machine) -> None:
@@ -415,12 +505,12 @@ def _marked(kind: Callable[[list[Any]], Any]) -> Callable[[Machine], None]:
 
 def _global(machine: Machine) -> None:
     module = _line(machine)
-    machine.stack.append(machine.name(module, _line(machine)))
+    machine.push_name(module, _line(machine))
 
 
 def _stack_global(machine: Machine) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
-    machine.stack.append(machine.name(module, name))
+    machine.push_name(module, name)
 
 
 def _call(machine: Machine) -> None:
@@ -430,13 +520,15 @@ def _call(machine: Machine) -> None:
 
 
 def _new(machine: Machine) -> None:
-    """Make an instance, for which nothing of its class is called."""
+    """Make an instance: of its class, `__new__` alone is called."""
     args, of = machine.stack.pop(), machine.stack.pop()
+    machine.note_instance(of, args)
     machine.push_made(make(of, args))
 
 
 def _call_with_names(machine: Machine) -> None:
     names, args, of = machine.stack.pop(), machine.stack.pop(), machine.stack.pop()
+    machine.note_instance(of, args if names == {} else (args, names))
     machine.push_made(Made(of, (args, names)))
 
 
@@ -449,8 +541,11 @@ def _build(machine: Machine) -> None:
     target = machine.stack[-1]
     if isinstance(target, Made):
         target.state, target.keys = state, None
+    elif isinstance(target, Name):
+        machine.asked.tricks.add(Trick.CHANGES_NAME)
+        raise Limit("the pickle sets attributes of a name")
     elif not isinstance(target, dict):  # the metadata that state_dicts carry is not read here
-        raise Malformed(f"the pickle sets attributes of a {type(target).__name__}")
+        raise Limit(f"the pickle sets attributes of a {type(target).__name__}")
 
 
 def _key(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
@@ -460,7 +555,7 @@ def _key(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
         part = pending.pop()
         parts += 1
         if parts > MOST_KEY:
-            raise Malformed("the pickle has a key of more parts than any save writes")
+            raise Limit("the pickle has a key of more parts than any save writes")
         if is_tuple(part):
             pending.extend(part)
         elif is_list(part) or is_dict(part):
@@ -482,11 +577,13 @@ def _set_pairs(machine: Machine, items: list[Any]) -> None:
     pairs = zip(items[::2], items[1::2], strict=True)
     if isinstance(target, dict):
         for key, value in pairs:
+            if type(key) is Name:  # a class as a key is looked up, and no more
+                machine.loose[key] -= 1
             target[key if type(key) is str else _key(key)] = value
     elif isinstance(target, Made):
         target.add(pairs)
     else:
-        raise Malformed(f"the pickle sets items of a {type(target).__name__}")
+        raise Limit(f"the pickle sets items of a {type(target).__name__}")
 
 
 def _set_item(machine: Machine) -> None:
@@ -505,7 +602,7 @@ def _extend(machine: Machine, items: list[Any]) -> None:
     elif isinstance(target, list):
         target.extend(items)
     else:
-        raise Malformed(f"the pickle appends to a {type(target).__name__}")
+        raise Limit(f"the pickle appends to a {type(target).__name__}")
 
 
 def _text_line(convert: Callable[[str], Any]) -> Callable[[Machine], None]:
@@ -521,8 +618,16 @@ def _int_line(text: str) -> bool | int:
 
 def _long_line(text: str) -> int:
     if len(text) > _MOST_DIGITS:
-        raise Malformed(f"the pickle has a number of {len(text)} digits")
-    return int(text.removesuffix("L"))
+        raise Limit(f"the pickle has a number of {len(text)} digits")
+    return _whole(text.removesuffix("L"))
+
+
+def _whole(text: str) -> int:
+    """Read a number as C does: a prefix may tell its base."""
+    try:
+        return int(text)
+    except ValueError:
+        return int(text, 0)
 
 
 def _quoted(text: str) -> bytes:
@@ -546,7 +651,10 @@ def _put_line(machine: Machine) -> None:
 
 
 def _duplicate(machine: Machine) -> None:
-    machine.stack.append(machine.stack[-1])
+    value = machine.stack[-1]
+    if isinstance(value, Name):
+        machine.loose[value] += 1
+    machine.stack.append(value)
 
 
 def _persistent_line(machine: Machine) -> None:
@@ -555,20 +663,20 @@ def _persistent_line(machine: Machine) -> None:
 
 def _instance(machine: Machine) -> None:
     """Call a class that is named in two lines with what stands since the last mark."""
-    name = machine.name(_line(machine), _line(machine))
-    _called_with(machine, name, machine.pop_mark())
+    machine.push_name(_line(machine), _line(machine))
+    of = machine.stack.pop()
+    _called_with(machine, of, tuple(machine.pop_mark()))
 
 
 def _object(machine: Machine) -> None:
     """Call a class that stands behind the last mark with what follows it."""
     of, *args = machine.pop_mark()
-    _called_with(machine, of, args)
+    _called_with(machine, of, tuple(args))
 
 
-def _called_with(machine: Machine, of: Any, args: list[Any]) -> None:  # noqa: ANN401  as above
-    if args:  # without them the class is not called
-        machine.note_call(of, tuple(args))
-    machine.push_made(make(of, tuple(args)))
+def _called_with(machine: Machine, of: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  as above
+    machine.note_instance(of, args)  # without arguments, Python only makes an instance
+    machine.push_made(make(of, args))
 
 
 def _append(machine: Machine) -> None:

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck.formats import pickles, zips
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
-from ckpt_conformance.fsck.formats.pickle_names import judge_names
-from ckpt_conformance.fsck.formats.pickles import MOST_BYTES, Asked, Made, Name, Persistent
+from ckpt_conformance.fsck.formats.pickle_names import ANY, judge_names
+from ckpt_conformance.fsck.formats.pickles import (
+    MOST_BYTES,
+    Asked,
+    Broken,
+    Made,
+    Name,
+    Persistent,
+)
 from ckpt_conformance.fsck.source.findings import Kind, Malformed
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span
@@ -30,6 +37,8 @@ _UTILS = "torch._utils"
 _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain bytes
 _REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
 _SCRIPT = "__torch__"  # the package of all classes of TorchScript
+_PACKAGE = ".data/extern_modules"  # torch.package writes it
+_PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
@@ -45,12 +54,19 @@ class Stream:
         asked: what any of them asks for.
         is_legacy: whether torch takes it for a file of its own.
         problem: why the structure cannot be read; empty where it can.
+        is_limit: whether Python may read on where this stopped.
 
     """
 
     asked: Asked
     is_legacy: bool
     problem: str = ""
+    is_limit: bool = False
+
+    @property
+    def is_pickle(self) -> bool:
+        """Whether it is more than bytes that happen to begin like a pickle."""
+        return not self.problem or self.is_limit or bool(self.asked.names or self.asked.tricks)
 
 
 @dataclass(frozen=True)
@@ -128,7 +144,11 @@ def read(file: Readable, start: int, length: int) -> Archive:
     overhead = length - sum(one.end - one.start for one in records.values())
     archive = Archive(overhead=overhead, records=records)
     structure = records.get("data.pkl")
-    if structure is None:
+    _read_others(file, records, archive)
+    if structure is None and _PACKAGE in records:
+        what = "it is a file of torch.package: who imports it runs the sources in it"
+        archive.problems.append(Problem(Kind.UNSAFE, what, name=ANY))
+    elif structure is None:
         archive.problem("the record data.pkl is missing: the structure of the checkpoint")
     else:
         own: tuple[str, ...] = ()
@@ -147,23 +167,26 @@ def read_stream(file: Readable, length: int) -> Stream | None:
     """
     for most in _STREAMS:
         stream = _stream(exactly(file, 0, min(length, most)))
-        if most >= length or (stream and not stream.problem):
+        is_read = stream is not None and not stream.problem
+        if most >= length or is_read:
             break
     return stream
 
 
 def _stream(data: bytes) -> Stream | None:
-    names, called = set[Name](), set[Name]()
-    asked, is_legacy, number = Asked(names, called), False, 0
+    """Read all pickles that a legacy file has: which the first is, a call in it may hide."""
+    asked, is_legacy, number = Asked(), False, 0
     try:
-        for number, (held, one) in enumerate(pickles.load_each(data, _OF_LEGACY), 1):
-            names |= one.names
-            called |= one.called
-            is_legacy = is_legacy or held == _MAGIC
-            if not is_legacy:
-                break
-    except Malformed as error:
-        return Stream(asked, is_legacy, str(error)) if number else None
+        for held, one in pickles.load_each(data, _OF_LEGACY):
+            number += 1
+            asked.add(one)
+            is_legacy = is_legacy or (number == 1 and held == _MAGIC)
+    except Broken as error:
+        if number and not (is_legacy or error.is_limit or error.asked.names):
+            return Stream(asked, is_legacy)  # a plain pickle, and what else there is
+        asked.add(error.asked)
+        stream = Stream(asked, is_legacy, str(error), error.is_limit)
+        return stream if number or stream.is_pickle else None
     return Stream(asked, is_legacy)
 
 
@@ -181,6 +204,8 @@ def _read_structure(
     except Malformed as error:
         problem = Problem(Kind.DAMAGED, f"data.pkl: {error}", (), record.start, record.end)
         archive.problems.append(problem)
+        if isinstance(error, Broken):
+            archive.problems += _unsafe("data.pkl", error.asked, own)
         return
     archive.tree = tree
     for kind, text, name in judge_names(asked, own):
@@ -190,6 +215,28 @@ def _read_structure(
             archive.tensors.append(tensor_of(name, made, archive.records))
         except Malformed as error:
             archive.problem(f"{name}: {error}", tensors=(name,))
+
+
+def _unsafe(record: str, asked: Asked, own: Collection[str] = ()) -> Iterator[Problem]:
+    """Yield what is unsafe of what a record asks for."""
+    for kind, text, name in judge_names(asked, own):
+        if kind is Kind.UNSAFE:
+            yield Problem(kind, f"{clip(record)} {text}", name=name)
+
+
+def _read_others(file: Readable, records: dict[str, zips.Record], archive: Archive) -> None:
+    """Look into pickles that torch.load does not read, and that other programs may."""
+    own = (_SCRIPT,) if _is_script(records) else ()
+    for name, record in records.items():
+        if name == "data.pkl" or record.packed or not name.endswith(_PICKLES):
+            continue
+        try:
+            _, asked = _load(file, record)
+        except Broken as error:
+            asked = error.asked
+        except Malformed:
+            continue
+        archive.problems += _unsafe(name, asked, own)
 
 
 def _load(file: Readable, record: zips.Record) -> tuple[Any, Asked]:

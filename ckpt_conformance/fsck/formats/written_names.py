@@ -1,9 +1,12 @@
 """Names that libraries write into checkpoints, one by one: no list of what is dangerous decides.
 
-Three sorts. Data: what torch loads with `weights_only=True`, what numpy 1 and 2 rebuild arrays with,
-the parts of a DTensor and a ShardedTensor; these pass in silence. Classes: their instances are made
-without a call of theirs, and get their attributes. Makers: they may be called too, for they only
-make a value out of plain arguments: enumerations, dates, paths, generators of numpy.
+Three sorts. Data: what torch loads with `weights_only=True`, what numpy 1 and 2 rebuild arrays
+with, the parts of a DTensor and a ShardedTensor; these pass in silence. Classes: their instances
+are made without a call of theirs, and get their attributes. Makers: they may be called too, for
+they only make a value out of their arguments: enumerations, dates, paths, generators of numpy.
+
+What stands here must be harmless with any arguments, objects with attributes of somebody's choice
+too: no attribute that a text names is called, no file is written, nothing is imported by a text.
 
 A name that is missing here is no accusation: whoever knows it vouches for it with `--allow-name`.
 """
@@ -112,16 +115,17 @@ _OPTIMIZERS = {
     "sparse_adam": "SparseAdam",
 }
 _MODULES = {
-    "activation": "ReLU ReLU6 RReLU Hardtanh Sigmoid Hardsigmoid Tanh SiLU Mish Hardswish ELU CELU SELU "
-    "GLU GELU Hardshrink LeakyReLU LogSigmoid Softplus Softshrink MultiheadAttention PReLU Softsign "
+    "activation": "ReLU ReLU6 RReLU Hardtanh Sigmoid Hardsigmoid Tanh SiLU Mish Hardswish ELU CELU "
+    "SELU GLU GELU Hardshrink LeakyReLU LogSigmoid Softplus Softshrink MultiheadAttention PReLU "
+    "Softsign "
     "Tanhshrink Softmin Softmax Softmax2d LogSoftmax Threshold",
     "adaptive": "AdaptiveLogSoftmaxWithLoss",
-    "batchnorm": "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm LazyBatchNorm1d LazyBatchNorm2d "
-    "LazyBatchNorm3d",
+    "batchnorm": "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm LazyBatchNorm1d "
+    "LazyBatchNorm2d LazyBatchNorm3d",
     "channelshuffle": "ChannelShuffle",
     "container": "Sequential ModuleList ModuleDict ParameterList ParameterDict",
-    "conv": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d LazyConv1d LazyConv2d "
-    "LazyConv3d",
+    "conv": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d LazyConv1d "
+    "LazyConv2d LazyConv3d",
     "distance": "CosineSimilarity PairwiseDistance",
     "dropout": "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout",
     "flatten": "Flatten Unflatten",
@@ -172,7 +176,6 @@ _CLASSES = {
     "megatron.core.optimizer.optimizer_config": "OptimizerConfig",
     "megatron.core.transformer.transformer_config": "TransformerConfig MLATransformerConfig",
     "megatron.core.model_parallel_config": "ModelParallelConfig",
-    "megatron.core.rerun_state_machine": "RerunStateMachine",
     "lightning.fabric.utilities.data": _ATTRIBUTES,
     "lightning_fabric.utilities.data": _ATTRIBUTES,
     "lightning.pytorch.utilities.parsing": _ATTRIBUTES,
@@ -236,6 +239,14 @@ def _names(table: dict[str, str]) -> frozenset[Name]:
 
 DATA = _names(_DATA)
 """Names that pass in silence, however they are used."""
+
+NOT_CALLED = frozenset(
+    {
+        Name("torch.distributed.device_mesh", "DeviceMesh"),  # a call opens a process group
+        Name(f"{_SHARDED}.sharded_tensor.api", "ShardedTensor"),
+    }
+)
+"""Data of which instances are made only."""
 
 MAKERS = _names(_MAKERS)
 """Names that may be called, and are told."""
