@@ -84,6 +84,11 @@ def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
         yield f"    {describe(finding)}"
     if len(report.findings) > MOST_FINDINGS:
         yield f"    and {len(report.findings) - MOST_FINDINGS} more (--json has all)"
+    if report.passed_over:
+        names = ", ".join(report.passed_over[:_MOST_TENSORS])
+        more = len(report.passed_over) - _MOST_TENSORS
+        tail = f" and {more} more" if more > 0 else ""
+        yield one_line(f"    passed over, of no layout and without code: {names}{tail}")
     yield from _not_finite(report.not_finite)
 
 

@@ -40,6 +40,8 @@ MOST_STACK = 1_000_000
 MOST_PROTOCOL = 5
 MOST_KEY = 64  # parts of a tuple that is the key of a dict
 _MOST_GAP = 1000
+_MOST_LINE = 1 << 20
+_MOST_NUMBER = 8  # bytes of one
 _MOST_DIGITS = 4000
 _AT_ONCE = 1000  # instructions between two looks at the limits
 _STOP = ord(".")
@@ -93,12 +95,17 @@ class Limit(Malformed):
     """What this machine does not follow, and Python's own may."""
 
 
+class Short(Malformed):
+    """A pickle of more bytes than there are."""
+
+
 class Broken(Malformed):
     """A pickle that cannot be followed to its end.
 
     Attributes:
         asked: what it asks for until there, which is what a load of it has run by then.
         is_limit: whether Python's own machine may come further.
+        is_short: whether it ends where the bytes end.
 
     """
 
@@ -107,6 +114,7 @@ class Broken(Malformed):
         super().__init__(str(error), *place)
         self.asked = asked
         self.is_limit = isinstance(error, Limit)
+        self.is_short = isinstance(error, Short)
 
 
 @dataclass(slots=True, eq=False)
@@ -216,7 +224,9 @@ class Machine:
             reason = f"{type(error).__name__}: {error}"[:200]
             why = f"the pickle cannot be followed beyond its byte {self.at}: {reason}"
             place = (self.at, self.at + 1)
-            raise Broken(Malformed(why), place, self._asked_so_far()) from None
+            is_short = self.at + _MOST_NUMBER > len(self.data)
+            kind = Short if is_short else Malformed
+            raise Broken(kind(why), place, self._asked_so_far()) from None
         return value
 
     def _asked_so_far(self) -> Asked:
@@ -246,7 +256,7 @@ class Machine:
         """Take bytes of the pickle; what it does not have raises."""
         piece = self.data[self.at : self.at + length]
         if len(piece) != length:
-            raise Malformed(f"the pickle claims {length} bytes and has {len(piece)}")
+            raise Short(f"the pickle claims {length} bytes and has {len(piece)}")
         self.at += length
         return piece
 
@@ -260,7 +270,9 @@ class Machine:
         """Refuse a frame that ends behind the pickle, or begins inside of another."""
         length = int.from_bytes(self.take(8), "little")
         if self.at < self.frame_end or self.at + length > len(self.data):
-            self.refuse(f"a frame of {length} bytes at {self.at} of {len(self.data)}")
+            raise Short(
+                f"the pickle has a frame of {length} bytes at {self.at} of {len(self.data)}"
+            )
         self.frame_end = self.at + length
 
     def count_part(self) -> None:
@@ -404,7 +416,10 @@ def _line(machine: Machine) -> str:
 
 
 def _raw_line(machine: Machine) -> bytes:
-    end = machine.data.index(b"\n", machine.at)
+    end = machine.data.find(b"\n", machine.at, machine.at + _MOST_LINE)
+    if end < 0:
+        is_long = len(machine.data) - machine.at > _MOST_LINE
+        raise Limit("the pickle has a long line") if is_long else Short("a line has no end")
     line = machine.data[machine.at : end]
     machine.at = end + 1
     return line
@@ -634,7 +649,7 @@ def _quoted(text: str) -> bytes:
     """Return the bytes of a text in quotes."""
     if len(text) < 2 or text[0] != text[-1] or text[0] not in "\"'":  # noqa: PLR2004  two quotes
         raise Malformed("the pickle has a text without quotes")
-    return codecs.escape_decode(text[1:-1])[0]  # type: ignore[attr-defined]  as pickle itself does
+    return codecs.escape_decode(text[1:-1])[0]
 
 
 def _text_as_escaped(machine: Machine) -> None:

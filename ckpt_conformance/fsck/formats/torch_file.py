@@ -15,6 +15,7 @@ from ckpt_conformance.fsck.formats.pickles import (
     Made,
     Name,
     Persistent,
+    Short,
 )
 from ckpt_conformance.fsck.source.findings import Kind, Malformed
 from ckpt_conformance.fsck.source.source import exactly
@@ -36,14 +37,19 @@ if TYPE_CHECKING:
 _UTILS = "torch._utils"
 _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain bytes
 _REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
-_SCRIPT = "__torch__"  # the package of all classes of TorchScript
+SCRIPT = "__torch__"  # the package of all classes of TorchScript
 _PACKAGE = ".data/extern_modules"  # torch.package writes it
 _PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
 _OF_LEGACY = 5  # its pickles: magic, version, machine, structure, keys of storages
-_STREAMS = (1 << 20, 16 << 20, MOST_BYTES)  # bytes of pickles that are read, one after the other
+_STREAMS = (
+    1 << 12,
+    1 << 20,
+    16 << 20,
+    MOST_BYTES,
+)  # bytes of pickles that are read, one after the other
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class Stream:
         is_legacy: whether torch takes it for a file of its own.
         problem: why the structure cannot be read; empty where it can.
         is_limit: whether Python may read on where this stopped.
+        is_archive: whether it is members of a zip, and not the file itself.
 
     """
 
@@ -62,6 +69,7 @@ class Stream:
     is_legacy: bool
     problem: str = ""
     is_limit: bool = False
+    is_archive: bool = False
 
     @property
     def is_pickle(self) -> bool:
@@ -154,7 +162,7 @@ def read(file: Readable, start: int, length: int) -> Archive:
         own: tuple[str, ...] = ()
         if _is_script(records):
             archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
-            own = (_SCRIPT,)
+            own = (SCRIPT,)
         _read_structure(file, structure, archive, own)
     _spans(records, archive)
     return archive
@@ -165,16 +173,21 @@ def read_stream(file: Readable, length: int) -> Stream | None:
 
     torch.load runs the first of them before it looks whether the file is one of its own.
     """
+    stream = None
     for most in _STREAMS:
-        stream = _stream(exactly(file, 0, min(length, most)))
-        is_read = stream is not None and not stream.problem
-        if most >= length or is_read:
+        try:
+            stream = stream_of(exactly(file, 0, min(length, most)), is_cut=most < length)
             break
+        except Short:
+            continue
     return stream
 
 
-def _stream(data: bytes) -> Stream | None:
-    """Read all pickles that a legacy file has: which the first is, a call in it may hide."""
+def stream_of(data: bytes, *, is_cut: bool = False) -> Stream | None:
+    """Read all pickles that a legacy file has: which the first is, a call in it may hide.
+
+    None where the bytes begin with no pickle. Raises Short where they are `cut` and too few.
+    """
     asked, is_legacy, number = Asked(), False, 0
     try:
         for held, one in pickles.load_each(data, _OF_LEGACY):
@@ -182,6 +195,8 @@ def _stream(data: bytes) -> Stream | None:
             asked.add(one)
             is_legacy = is_legacy or (number == 1 and held == _MAGIC)
     except Broken as error:
+        if is_cut and error.is_short:
+            raise Short(str(error)) from None
         if number and not (is_legacy or error.is_limit or error.asked.names):
             return Stream(asked, is_legacy)  # a plain pickle, and what else there is
         asked.add(error.asked)
@@ -226,7 +241,7 @@ def _unsafe(record: str, asked: Asked, own: Collection[str] = ()) -> Iterator[Pr
 
 def _read_others(file: Readable, records: dict[str, zips.Record], archive: Archive) -> None:
     """Look into pickles that torch.load does not read, and that other programs may."""
-    own = (_SCRIPT,) if _is_script(records) else ()
+    own = (SCRIPT,) if _is_script(records) else ()
     for name, record in records.items():
         if name == "data.pkl" or record.packed or not name.endswith(_PICKLES):
             continue

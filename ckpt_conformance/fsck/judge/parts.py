@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import (
+    any_file,
     cover,
     dcp,
     manifest,
@@ -90,7 +91,7 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
         with folder.open(name) as file:
             archive = torch_file.read(file, 0, folder.size(name))
     except (OSError, Malformed) as error:
-        report.findings += _plain_pickles(folder, name) or [unreadable(name, error)]
+        report.findings += _no_archive(folder, name, unreadable(name, error))
         return None
     report.tensors += len(archive.tensors)
     report.structure += archive.overhead
@@ -176,41 +177,77 @@ def json_part(context: Context, name: str) -> None:
 # -- files that are a plain pickle -----------------------------------------------------------------
 
 
-def _plain_pickles(folder: Folder, name: str) -> list[Finding]:
-    """Judge a file that holds pickles and no archive; nothing where it holds none."""
+def _no_archive(folder: Folder, name: str, bad: Finding) -> list[Finding]:
+    """Judge a file that is no archive; `bad` says so, where it holds no pickle either."""
     stream = _stream_of(folder, name)
     if stream is None:
-        return []
+        return [bad]
     found = _names_of(name, stream)
     unsafe = [finding for finding in found if finding.kind is Kind.UNSAFE]
+    if stream.is_archive or (stream.problem and not stream.is_legacy and not stream.is_limit):
+        return [bad, *unsafe]
     if unsafe:
         return unsafe
+    return [_unchecked(name, stream), *found]
+
+
+def _unchecked(name: str, stream: torch_file.Stream) -> Finding:
+    """Say why pickles that run nothing are not checked."""
     if not stream.is_legacy:
-        if stream.problem and not stream.is_limit:
-            return []
-        what = "it is a plain pickle: torch.load runs it, then refuses it; nothing in it is checked"
-        return [Finding(Kind.UNKNOWN, name, what), *found]
+        plain = (
+            "it is a plain pickle: torch.load runs it, then refuses it; nothing in it is checked"
+        )
+        return Finding(Kind.UNKNOWN, name, stream.problem or plain)
     if stream.problem:
-        return [
-            Finding(Kind.DAMAGED, name, f"it has the format of torch before 1.6: {stream.problem}")
-        ]
+        what = f"it has the format of torch before 1.6: {stream.problem}"
+        return Finding(Kind.DAMAGED, name, what)
     what = "it has the format of torch before 1.6, which cannot be checked: save it anew"
-    return [Finding(Kind.UNKNOWN, name, what), *found]
+    return Finding(Kind.UNKNOWN, name, what)
+
+
+def unreferenced_part(context: Context, name: str) -> None:
+    """Report a file in a folder of DCP that nothing refers to; what it runs is unsafe."""
+    what = "nothing refers to this file: another program left it?"
+    context.report.say(Kind.NOTE, name, what)
+    look(context, name)
 
 
 def unknown_name_part(context: Context, name: str) -> None:
     """Report that a file under a name of no library was not judged; what it runs is unsafe."""
     what = "no library writes this name, and it is no file of torch.save: it was not judged"
     context.report.say(Kind.NOTE, name, what)
+    stream = look(context, name)
+    if stream:
+        found = _names_of(name, stream)
+        context.report.findings += [one for one in found if one.kind is Kind.NOTE]
+
+
+def other_part(context: Context, name: str) -> None:
+    """Look at a file that no layout knows; what runs nothing is passed over, and listed."""
+    before = len(context.report.findings)
+    look(context, name)
+    if len(context.report.findings) == before:
+        context.report.passed_over.append(name)
+
+
+def look(context: Context, name: str) -> torch_file.Stream | None:
+    """Report what a load of a file that nobody judges may run."""
     stream = _stream_of(context.folder, name)
-    context.report.findings += _names_of(name, stream) if stream else ()
+    if stream is None or not stream.is_pickle:
+        return None
+    unsafe = [one for one in _names_of(name, stream) if one.kind is Kind.UNSAFE]
+    context.report.findings += unsafe
+    if stream.is_limit and not unsafe:
+        what = f"it begins as a pickle, and nobody knows what it asks for: {stream.problem}"
+        context.report.say(Kind.UNKNOWN, name, what)
+    return stream
 
 
 def _stream_of(folder: Folder, name: str) -> torch_file.Stream | None:
     """Read the pickles at the beginning of a file; None where it begins with none."""
     try:
         with folder.open(name) as file:
-            return torch_file.read_stream(file, folder.size(name))
+            return any_file.read(file, folder.size(name))
     except (OSError, Malformed):
         return None
 
@@ -218,7 +255,7 @@ def _stream_of(folder: Folder, name: str) -> torch_file.Stream | None:
 def _names_of(name: str, stream: torch_file.Stream) -> list[Finding]:
     return [
         Finding(kind, name, f"it {text}", name=asked_for)
-        for kind, text, asked_for in pickle_names.judge_names(stream.asked)
+        for kind, text, asked_for in pickle_names.judge_names(stream.asked, (torch_file.SCRIPT,))
     ]
 
 
@@ -317,6 +354,7 @@ def _directory(context: Context, base: str) -> list[Work]:
         if shard.endswith(".distcp") and shard not in metadata.items:
             what = "nothing refers to this shard: another save left it?"
             report.say(Kind.NOTE, base + shard, what)
+            look(context, base + shard)
     return works
 
 
@@ -492,6 +530,7 @@ def reference_part(context: Context, base: str, name: str, candidate: Candidate)
     for stranger in sorted({*there} - {*listed.files, name}):
         what = "the manifest does not list this file: another program left it?"
         report.say(Kind.NOTE, base + stranger, what)
+        look(context, base + stranger)
     return [
         work
         for file_name in sorted(listed.files)

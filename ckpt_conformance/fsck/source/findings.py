@@ -115,6 +115,7 @@ class ReportJson(TypedDict):
     ties: int
     not_finite: list[NotFiniteJson] | None
     findings: list[FindingJson]
+    passed_over: list[str]
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,7 @@ class Report:
         ties: groups of tensors that share their bytes.
         not_finite: tensors with NaNs or infinities; None where they were not counted.
         facts: what is known of the top of a structure, by file.
+        passed_over: files that no layout knows, and that run nothing.
 
     """
 
@@ -232,6 +234,7 @@ class Report:
     ties: int = 0
     not_finite: list[NotFinite] | None = None
     facts: dict[str, Facts] = field(default_factory=dict[str, Facts])
+    passed_over: list[str] = field(default_factory=list[str])
 
     @property
     def state(self) -> State:
@@ -251,6 +254,7 @@ class Report:
         self.ties += part.ties
         self.step = part.step
         self.facts |= part.facts
+        self.passed_over += part.passed_over
         self.world_size = part.world_size if self.world_size is None else self.world_size
 
     def add(self, sums: Sums | Report) -> None:
@@ -291,6 +295,7 @@ class Report:
             "ties": self.ties,
             "not_finite": None if not_finite is None else [one.to_json() for one in not_finite],
             "findings": [finding.to_json() for finding in self.findings],
+            "passed_over": self.passed_over,
         }
 
 
