@@ -119,7 +119,7 @@ class _Whole(io.RawIOBase):
 def _zipped(file: Readable, length: int) -> Iterator[Stream | None]:
     """Yield what the members of a zip ask for, however wrong the archive is."""
     try:
-        with zipfile.ZipFile(_Whole(file, length)) as archive:  # type: ignore[arg-type]
+        with zipfile.ZipFile(_Whole(file, length)) as archive:
             for member in archive.infolist()[:_MOST_MEMBERS]:
                 yield _of_member(archive, member)
     except _UNREADABLE:

@@ -1,0 +1,335 @@
+"""Files that run code where they are loaded: never whole, whatever hides it; each is seen to run.
+
+The payloads create one file, which is how they are known to have run.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp_library
+import unsafe_corpus as corpus
+
+from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.formats.pickle_names import Trust
+from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.source.findings import Kind, State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WAYS = tuple(corpus.pickles(Path("m")))
+IDLE = {"newobj", "newobj_ex"}  # the object's __init__ is not called
+SOME = ("reduce, protocol 0", "reduce, protocol 1", "reduce, protocol 2", "reduce, protocol 4")
+
+
+def fired(files: Sequence[Path], marker: Path) -> list[bool]:
+    """Load files in processes of their own; tell which made the marker."""
+    loader = Path(__file__).with_name("unsafe_loader.py")
+    asked = json.dumps([[str(one), str(marker)] for one in files])
+    done = subprocess.run(
+        [sys.executable, str(loader)], input=asked, capture_output=True, text=True, check=True
+    )
+    outcome: list[bool] = json.loads(done.stdout)
+    return outcome
+
+
+def assert_refused(path: Path) -> None:
+    """Nothing calls it whole, nothing returns it, nothing compares it; and nothing runs it."""
+    top = path if path.is_file() else path.parent
+    judged = judge(path)
+    assert judged.state is State.UNSAFE, (path, judged.reports[0].findings)
+    assert judged.newest_whole is None
+    assert judge_newest(top).newest_whole is None
+    metadata = judge_newest(path, Options(metadata_only=True))
+    assert metadata.newest_whole is None
+    compared = diff(path, path)
+    assert not compared.is_judged
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """Where payloads leave their sign."""
+    return tmp_path / "marker"
+
+
+@pytest.mark.parametrize("kind", ["zip", "plain"])
+def test_every_way_to_run_is_unsafe(kind: str, tmp_path: Path, marker: Path) -> None:
+    files: list[Path] = []
+    for number, pickled in enumerate(corpus.pickles(marker).values()):
+        path = tmp_path / str(number) / "model.pt"
+        path.parent.mkdir()
+        corpus.FILES[kind](path, pickled)
+        files.append(path)
+    for path in files:
+        assert_refused(path)
+    assert not marker.exists()
+    ran = dict(zip(WAYS, fired(files, marker), strict=True))
+    assert {way for way, did in ran.items() if not did} == IDLE
+
+
+@pytest.mark.parametrize("kind", corpus.FILES)
+def test_every_file_that_holds_pickles_is_looked_at(
+    kind: str, tmp_path: Path, marker: Path
+) -> None:
+    files: list[Path] = []
+    for number, way in enumerate(SOME):
+        path = tmp_path / str(number) / "model.pt"
+        path.parent.mkdir()
+        corpus.FILES[kind](path, corpus.pickles(marker)[way])
+        files.append(path)
+    for path in files:
+        assert_refused(path)
+        told = " ".join(one.what for one in judge(path).reports[0].findings)
+        assert "save it anew" not in told
+    assert all(fired(files, marker))
+
+
+@pytest.mark.parametrize("name", ["DATA.PKL", "Data.pkl", "data.PKL"])
+def test_records_that_differ_in_case_are_one_for_torch(
+    name: str, tmp_path: Path, marker: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    good = pickle.dumps({"other": 1}, 2)
+    corpus.other_case(path, good, name)
+    report = judge(path).reports[0]
+    assert report.state is State.DAMAGED
+    assert "torch takes them for one" in report.findings[0].what
+    corpus.other_case(path, corpus.pickles(marker)["reduce, protocol 2"], name)
+    assert_refused(path)
+
+
+def test_the_folder_of_a_record_has_no_case_either(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    corpus.other_case(path, pickle.dumps({}, 2), "xxxxx/data.pkl")
+    path.write_bytes(
+        path.read_bytes().replace(b"model/xxxxx/data.pkl", b"MODEL/data.pkl\0\0\0\0\0\0")
+    )
+    assert judge(path).state is not State.WHOLE
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data.pkl",
+        "notes.pkl",
+        "extra.bin",
+        "weights",
+        "x.dat",
+        "y.th",
+        "z.tar",
+        "a.joblib",
+        "b.txt",
+    ],
+)
+@pytest.mark.parametrize("folder", ["step_5", "run"])
+@pytest.mark.parametrize("way", ["reduce, protocol 0", "reduce, protocol 4"])
+def test_a_pickle_of_any_name_beside_a_checkpoint_is_looked_at(
+    way: str, folder: str, name: str, tmp_path: Path, marker: Path
+) -> None:
+    (tmp_path / folder).mkdir()
+    corpus.benign(tmp_path / folder / "model.pt")
+    assert judge(tmp_path).state is State.WHOLE
+    (tmp_path / folder / name).write_bytes(corpus.pickles(marker)[way])
+    if folder == "run" and name == "b.txt":
+        return  # of a run's folder, texts are nobody's
+    assert judge(tmp_path).state is State.UNSAFE
+    assert judge_newest(tmp_path).newest_whole is None
+
+
+def test_a_pickle_among_steps_is_unsafe_and_theirs_are_whole(tmp_path: Path, marker: Path) -> None:
+    for step in (1, 2):
+        corpus.benign(tmp_path / f"step_{step}.pt")
+    (tmp_path / "cache").write_bytes(corpus.pickles(marker)["getattr"])
+    states = {one.path.name: one.state for one in judge(tmp_path).reports}
+    assert states["step_1.pt"] is states["step_2.pt"] is State.WHOLE
+    assert judge(tmp_path).state is State.UNSAFE
+
+
+def test_what_is_passed_over_is_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "step_5"
+    folder.mkdir()
+    corpus.benign(folder / "model.pt")
+    (folder / "tokens").write_bytes(b"\1\2\3" * 9)
+    (folder / "names.pkl").write_bytes(pickle.dumps(["a"]))
+    report = judge(tmp_path).reports[0]
+    assert (report.state, report.passed_over) == (State.WHOLE, ["names.pkl", "tokens"])
+    assert report.to_json()["passed_over"] == report.passed_over
+
+
+def test_arrays_of_objects_are_pickles(tmp_path: Path, marker: Path) -> None:
+    folder = tmp_path / "step_5"
+    folder.mkdir()
+    corpus.benign(folder / "model.pt")
+    np.save(folder / "good.npy", np.array([{}, None], dtype=object), allow_pickle=True)
+    np.savez(folder / "good.npz", a=np.array([{}, None], dtype=object), b=np.arange(3))
+    assert judge(tmp_path).state is State.WHOLE
+    good = (folder / "good.npy").read_bytes()
+    start = 10 + int.from_bytes(good[8:10], "little")
+    evil = good[:start] + corpus.pickles(marker)["reduce, protocol 4"]
+    (folder / "evil.npy").write_bytes(evil)
+    assert judge(tmp_path).state is State.UNSAFE
+    (folder / "evil.npy").unlink()
+    import zipfile  # noqa: PLC0415
+
+    with zipfile.ZipFile(folder / "evil.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", evil)
+    assert judge(tmp_path).state is State.UNSAFE
+
+
+def test_other_pickles_in_an_archive_are_looked_at(tmp_path: Path, marker: Path) -> None:
+    evil = corpus.pickles(marker)["reduce, protocol 2"]
+    path = tmp_path / "model.pt"
+    corpus.zipped(path, pickle.dumps({}, 2), **{"more/state.pkl": evil})
+    assert_refused(path)
+
+
+def test_a_package_of_torch_is_unsafe(tmp_path: Path) -> None:
+    from torch.package import PackageExporter  # noqa: PLC0415
+
+    with PackageExporter(str(tmp_path / "model.pt")) as exporter:
+        exporter.save_pickle("model", "model.pkl", {"a": 1})
+        exporter.save_source_string("somebody", "print(1)")
+    assert_refused(tmp_path / "model.pt")
+    found = judge(tmp_path / "model.pt").reports[0].findings
+    assert any("torch.package" in one.what for one in found)
+
+
+def test_torchscript_is_a_remark(tmp_path: Path) -> None:
+    torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "model.pt")
+    report = judge(tmp_path).reports[0]
+    assert report.state is State.WHOLE
+    assert [one.kind for one in report.findings] == [Kind.NOTE]
+
+
+# -- DCP -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dcp(tmp_path: Path) -> Path:
+    """A checkpoint of DCP with a tensor and another value."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp_library.save({"a": torch.ones(2), "b": {"n": 3}}, checkpoint_id=tmp_path / "step_1")
+    return tmp_path / "step_1"
+
+
+@pytest.mark.parametrize("way", ["reduce, protocol 2", "build on a class", "by a computed name"])
+def test_metadata_that_runs_is_unsafe(way: str, dcp: Path, marker: Path) -> None:
+    assert judge(dcp).state is State.WHOLE
+    (dcp / ".metadata").write_bytes(corpus.pickles(marker)[way])
+    assert_refused(dcp)
+
+
+def test_an_item_that_runs_is_unsafe_and_no_sample_misses_it(dcp: Path, marker: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shutil.rmtree(dcp)
+        held = {f"t{number}": torch.ones(9999) for number in range(9)}
+        dcp_library.save(held | {"b": Evil(marker)}, checkpoint_id=dcp)
+    assert_refused(dcp)
+    for seed in range(5):
+        judged = judge_newest(dcp, Options(sample=0.01, seed=seed))
+        assert judged.newest_whole is None
+
+
+class Evil:
+    """Makes the marker where it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        """Take the marker."""
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        """Name the call."""
+        import os  # noqa: PLC0415
+
+        return os.system, (f"touch {self.marker}",)
+
+
+# -- classes of libraries --------------------------------------------------------------------------
+
+NAMESPACE = corpus.ask("argparse", "Namespace")
+OBJECT = corpus.ask("builtins", "object")
+
+
+@pytest.mark.parametrize(
+    ("pickled", "state"),
+    [
+        (corpus.made("argparse", "Namespace", corpus.text("lr") + b"K\x01"), State.WHOLE),
+        (
+            corpus.call(corpus.ask("copyreg", "_reconstructor"), NAMESPACE, OBJECT, b"N"),
+            State.WHOLE,
+        ),
+        (b"(iargparse\nNamespace\n", State.WHOLE),
+        (b"(" + NAMESPACE + b"o", State.WHOLE),
+        (b"}" + NAMESPACE + b"K\x01s", State.WHOLE),  # as a key
+        (NAMESPACE + b")R", State.UNSAFE),
+        (NAMESPACE + b"(" + corpus.text("a") + b"t\x81", State.UNSAFE),
+        (b"(" + corpus.text("a") + b"iargparse\nNamespace\n", State.UNSAFE),
+        (b"(" + NAMESPACE + corpus.text("a") + b"o", State.UNSAFE),
+        (b"}" + corpus.text("a") + NAMESPACE + b"s", State.UNSAFE),  # whoever gets it may call it
+        (
+            NAMESPACE + b"q\x000h\x00)\x81",
+            State.UNSAFE,
+        ),  # told once, used once, and once on the stack
+        (
+            corpus.call(corpus.ask("copyreg", "_reconstructor"), OBJECT, NAMESPACE, b"N"),
+            State.UNSAFE,
+        ),
+        (corpus.call(corpus.ask("functools", "partial"), NAMESPACE), State.UNSAFE),
+        (corpus.call(corpus.ask("collections", "defaultdict"), NAMESPACE), State.UNSAFE),
+        (
+            corpus.call(corpus.ask("numpy.random._pickle", "__bit_generator_ctor"), NAMESPACE),
+            State.UNSAFE,
+        ),
+        (
+            corpus.call(
+                corpus.ask("torch._tensor", "_rebuild_from_type_v2"),
+                corpus.ask("transformers.training_args", "TrainingArguments"),
+                corpus.ask("torch", "Tensor"),
+                b"(" + corpus.text("out") + b"t",
+                b"}",
+            ),
+            State.UNSAFE,
+        ),
+        (
+            corpus.call(
+                corpus.ask("transformers.training_args", "TrainingArguments"), corpus.text("o")
+            ),
+            State.UNSAFE,
+        ),
+        (b"Nq\x05N\x94h\x01", State.DAMAGED),  # Python counts the places of a memo in another way
+    ],
+)
+def test_a_librarys_class_is_told_where_it_is_made_and_unsafe_elsewhere(
+    pickled: bytes, state: State, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    corpus.zipped(path, corpus.TWO + pickled + b".")
+    report = judge(path).reports[0]
+    assert report.state is state, report.findings
+    trust = Trust(frozenset(one.name for one in report.findings if one.name))
+    allowed = judge(path, Options(trust=trust)).state
+    assert allowed is (State.DAMAGED if state is State.DAMAGED else State.WHOLE)
+
+
+def test_who_trusts_all_code_sees_other_damage_only(tmp_path: Path, marker: Path) -> None:
+    path = tmp_path / "model.pt"
+    corpus.zipped(path, corpus.pickles(marker)["getattr"])
+    everything = Options(trust=Trust(everything=True))
+    assert judge(path, everything).state is State.WHOLE
+    corpus.zipped(path, corpus.pickles(marker)["before a fault"])
+    assert judge(path, everything).state is State.DAMAGED
+    corpus.legacy(path, corpus.pickles(marker)["getattr"])
+    assert judge(path, everything).state is not State.WHOLE  # nothing in it can be checked
