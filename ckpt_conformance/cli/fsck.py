@@ -77,6 +77,18 @@ def share(value: object) -> float:
     return number
 
 
+AllowName = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE.NAME|@FILE",
+        help="A name in pickles that you vouch for; a file has one a line, # begins a comment.",
+    ),
+]
+AllowCode = Annotated[
+    bool, typer.Option(help="Vouch for all code that a load of these files may run.")
+]
+
+
 def fsck(  # noqa: PLR0913  one parameter for each option
     place: Annotated[
         str,
@@ -104,16 +116,8 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     ] = 1.0,
     seed: Seed = 0,
     nan: Annotated[bool, typer.Option(help="Count NaNs and infinities of each tensor.")] = False,
-    allow_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODULE.NAME|@FILE",
-            help="A name in pickles that you vouch for; a file has one a line, # begins a comment.",
-        ),
-    ] = None,
-    allow_code: Annotated[
-        bool, typer.Option(help="Vouch for all code that a load of these files may run.")
-    ] = False,
+    allow_name: AllowName = None,
+    allow_code: AllowCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     jobs: Threads = None,
     shard: Part = "1/1",
@@ -145,7 +149,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
         raise requests.RequestError(
             "--metadata-only reads no payload: leave out --sample and --nan"
         )
-    trust = _trust(allow_name or [], is_all=allow_code)
+    trust = trust_of(allow_name or [], is_all=allow_code)
     options = Options(jobs or threads(path), metadata_only, sample, seed, nan, trust)
     asked = Asked(part_of(shard, results), results, plan, write_plan, cluster)
     if newest_whole:
@@ -156,7 +160,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     raise typer.Exit(_judge_all(path, options, asked, as_json=as_json))
 
 
-def _trust(given: Sequence[str], *, is_all: bool) -> Trust:
+def trust_of(given: Sequence[str], *, is_all: bool) -> Trust:
     """Return what the user vouches for; raises RequestError for what is no name."""
     from ckpt_conformance.fsck.formats.pickle_names import Trust
 

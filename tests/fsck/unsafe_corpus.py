@@ -3,6 +3,8 @@
 Every way that a pickle has to call something, in every file that holds a pickle; and what hides it.
 """
 
+# ruff: noqa: E501  each way to run in a line
+
 from __future__ import annotations
 
 import io
@@ -73,7 +75,7 @@ def pickles(marker: Path) -> dict[str, bytes]:
         b"C" + bytes([len(inner)]) + inner
         if len(inner) < 256
         else b"B" + struct.pack("<I", len(inner)) + inner
-    )  # noqa: PLR2004, E501
+    )
     partial = call(ask("functools", "partial"), ask(OS.decode(), "system"), short)
     namespace = made("argparse", "Namespace", text("detach") + partial)
     bodies: dict[str, tuple[bytes, bytes]] = {

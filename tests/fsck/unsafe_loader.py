@@ -21,7 +21,7 @@ def load(path: str) -> None:
         torch.load(path, weights_only=False)
         return
     with contextlib.suppress(Exception), Path(path).open("rb") as file:
-        pickle.load(file)
+        pickle.load(file)  # noqa: S301  that is what is looked at
 
 
 def fired(path: str, marker: str) -> bool:
@@ -41,4 +41,4 @@ def fired(path: str, marker: str) -> bool:
     return there
 
 
-print(json.dumps([fired(*one) for one in json.load(sys.stdin)]))
+sys.stdout.write(json.dumps([fired(*one) for one in json.load(sys.stdin)]))

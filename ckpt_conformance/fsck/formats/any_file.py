@@ -80,7 +80,7 @@ def _together(streams: Iterator[Stream | None]) -> Stream | None:
     """Put what the members of an archive ask for together."""
     asked, is_any = Asked(), False
     for stream in streams:
-        if stream is not None and stream.is_pickle:
+        if stream is not None:
             asked.add(stream.asked)
             is_any = True
     return Stream(asked, is_legacy=False) if is_any else None

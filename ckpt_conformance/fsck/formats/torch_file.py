@@ -38,6 +38,7 @@ _UTILS = "torch._utils"
 _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain bytes
 _REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
 SCRIPT = "__torch__"  # the package of all classes of TorchScript
+_PROTOCOL = b"\x80"  # since protocol 2, a pickle begins with it
 _PACKAGE = ".data/extern_modules"  # torch.package writes it
 _PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
@@ -70,11 +71,6 @@ class Stream:
     problem: str = ""
     is_limit: bool = False
     is_archive: bool = False
-
-    @property
-    def is_pickle(self) -> bool:
-        """Whether it is more than bytes that happen to begin like a pickle."""
-        return not self.problem or self.is_limit or bool(self.asked.names or self.asked.tricks)
 
 
 @dataclass(frozen=True)
@@ -197,12 +193,20 @@ def stream_of(data: bytes, *, is_cut: bool = False) -> Stream | None:
     except Broken as error:
         if is_cut and error.is_short:
             raise Short(str(error)) from None
-        if number and not (is_legacy or error.is_limit or error.asked.names):
+        is_pickle = _is_pickle(data, error)
+        if number and not (is_legacy or is_pickle):
             return Stream(asked, is_legacy)  # a plain pickle, and what else there is
         asked.add(error.asked)
-        stream = Stream(asked, is_legacy, str(error), error.is_limit)
-        return stream if number or stream.is_pickle else None
+        is_any = number or is_pickle
+        return Stream(asked, is_legacy, str(error), error.is_limit) if is_any else None
     return Stream(asked, is_legacy)
+
+
+def _is_pickle(data: bytes, error: Broken) -> bool:
+    """Return whether it is more than bytes that begin like a pickle: a text may ask for a name."""
+    asked = error.asked
+    is_said = data.startswith(_PROTOCOL) and asked.names
+    return bool(is_said or error.is_limit or asked.called or asked.tricks)
 
 
 def _is_script(records: dict[str, zips.Record]) -> bool:

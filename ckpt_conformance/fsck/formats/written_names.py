@@ -50,6 +50,8 @@ _DATA = {
     "_rebuild_meta_tensor_no_storage _rebuild_wrapper_subclass "
     "_rebuild_device_tensor_from_numpy _rebuild_device_tensor_from_cpu_tensor",
     "torch.nested._internal.nested_tensor": "NestedTensor _rebuild_njt",
+    "torch.jit._pickle": "build_intlist build_doublelist build_boollist build_tensorlist "
+    "restore_type_tag",  # TorchScript's
     "torch.nn.parameter": "Parameter Buffer",
     "torch.serialization": "_get_layout",
     "torch.storage": "TypedStorage UntypedStorage",

@@ -183,10 +183,13 @@ class Judging:
     def _chosen(self, judgement: Judgement, works: list[Work], part: Slice) -> list[Work]:
         """Choose the works of a sample, and of those the ones of a slice."""
         report = judgement.report
+        looks = [one for one in works if one.is_look]
+        works = [one for one in works if not one.is_look]
         kept = sample(works, [one.size for one in works], self.options, report.path.name)
         report.unread = sum(one.size for one in works) - sum(one.size for one in kept)
         if self.options.metadata_only:
-            return []
+            kept = []
+        kept += looks
         if part.count == 1:
             return kept
         judgement.division, own = sliced(kept, part)

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter, le
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from ckpt_conformance.fsck.source.findings import Facts, Finding, Kind, Malforme
 from ckpt_conformance.fsck.source.source import Absent, chunks, chunks_ahead
 from ckpt_conformance.fsck.source.sums import (
     DIVIDED,
+    NOTHING,
     Sizes,
     Sums,
     Work,
@@ -186,13 +187,11 @@ def _no_archive(folder: Folder, name: str, bad: Finding) -> list[Finding]:
     unsafe = [finding for finding in found if finding.kind is Kind.UNSAFE]
     if stream.is_archive or (stream.problem and not stream.is_legacy and not stream.is_limit):
         return [bad, *unsafe]
-    if unsafe:
-        return unsafe
-    return [_unchecked(name, stream), *found]
+    return [_unchecked(name, stream, may="" if unsafe else ": save it anew"), *found]
 
 
-def _unchecked(name: str, stream: torch_file.Stream) -> Finding:
-    """Say why pickles that run nothing are not checked."""
+def _unchecked(name: str, stream: torch_file.Stream, may: str) -> Finding:
+    """Say why pickles are not checked, and what one `may` do."""
     if not stream.is_legacy:
         plain = (
             "it is a plain pickle: torch.load runs it, then refuses it; nothing in it is checked"
@@ -201,7 +200,7 @@ def _unchecked(name: str, stream: torch_file.Stream) -> Finding:
     if stream.problem:
         what = f"it has the format of torch before 1.6: {stream.problem}"
         return Finding(Kind.DAMAGED, name, what)
-    what = "it has the format of torch before 1.6, which cannot be checked: save it anew"
+    what = f"it has the format of torch before 1.6, which cannot be checked{may}"
     return Finding(Kind.UNKNOWN, name, what)
 
 
@@ -233,7 +232,7 @@ def other_part(context: Context, name: str) -> None:
 def look(context: Context, name: str) -> torch_file.Stream | None:
     """Report what a load of a file that nobody judges may run."""
     stream = _stream_of(context.folder, name)
-    if stream is None or not stream.is_pickle:
+    if stream is None:
         return None
     unsafe = [one for one in _names_of(name, stream) if one.kind is Kind.UNSAFE]
     context.report.findings += unsafe
@@ -398,7 +397,29 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
     if packed:
         context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
         good = [item for item in good if not item.place.packed]
-    return _divided(context, name, good) if context.sizes.reads_payload else []
+    works = _divided(context, name, good) if context.sizes.reads_payload else []
+    return works if context.sizes.is_whole else [*works, *_look_works(context, name, good)]
+
+
+def _look_works(context: Context, name: str, items: Sequence[dcp.Item]) -> Iterator[Work]:
+    """Look for code in the items that are no tensors, whatever else of a shard is left out."""
+    values = [item for item in items if not item.dtype]
+    if values:
+        yield Work(0, partial(_look_at_items, context, name, values), is_look=True)
+
+
+def _look_at_items(context: Context, name: str, items: Sequence[dcp.Item], _: memoryview) -> Sums:
+    result = Sums()
+    for item in items:
+        start, end = item.place.start, item.place.end
+        try:
+            with context.folder.open(name) as file:
+                archive = torch_file.read(file, start, end - start)
+        except (OSError, Malformed):
+            continue  # what is damaged is told where all is read
+        found = problems_of(name, archive, item.key)
+        result.findings += [one for one in found if one.kind is Kind.UNSAFE]
+    return result
 
 
 def _check_bare(context: Context, name: str, items: Sequence[dcp.Item]) -> None:
@@ -531,11 +552,23 @@ def reference_part(context: Context, base: str, name: str, candidate: Candidate)
         what = "the manifest does not list this file: another program left it?"
         report.say(Kind.NOTE, base + stranger, what)
         look(context, base + stranger)
-    return [
-        work
-        for file_name in sorted(listed.files)
-        for work in _digest_work(context, base, file_name, listed)
-    ]
+    looks = Work(0, partial(_look_at_files, context, base, sorted(listed.files)), is_look=True)
+    digests = [_digest_work(context, base, file_name, listed) for file_name in sorted(listed.files)]
+    return [looks, *chain.from_iterable(digests)]
+
+
+def _look_at_files(context: Context, base: str, names: Sequence[str], buffer: memoryview) -> Sums:
+    """Look for code in files that have digests: who writes a manifest may write anything."""
+    own = replace(context, report=Report(context.report.path, ""), sizes=NOTHING)
+    for name in names:
+        if not name.endswith((".json", ".distcp", dcp.METADATA)):
+            look(own, base + name)
+    if dcp.METADATA in names:
+        shards = (metadata_of(own, base) or dcp.Metadata()).items
+        works = (shard_works(own, base + shard, items) for shard, items in shards.items())
+        for sums in run_all(list(chain.from_iterable(works)), buffer):
+            own.report.findings += sums.findings
+    return Sums([one for one in own.report.findings if one.kind is Kind.UNSAFE])
 
 
 def contradictions(listed: manifest.Manifest) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -32,12 +32,14 @@ class Sizes:
         batch: bytes that one thread verifies before it takes the next work.
         part: bytes of one record that one thread sums; a longer record is divided.
         jobs: threads that there are.
+        is_whole: whether all payload is read.
 
     """
 
     batch: int = 64 << 20
     part: int = 64 << 20
     jobs: int = 1
+    is_whole: bool = True
 
     @property
     def reads_payload(self) -> bool:
@@ -46,9 +48,9 @@ class Sizes:
 
 
 DIVIDED = Sizes()
-NOTHING = Sizes(0, 0)
+NOTHING = Sizes(0, 0, is_whole=False)
 """No payload is read: of a million items none is kept."""
-SAMPLED = Sizes(4 << 20, sys.maxsize)
+SAMPLED = Sizes(4 << 20, sys.maxsize, is_whole=False)
 """Little at once, and no record divided: a part of one is verified by nothing."""
 
 
@@ -96,11 +98,13 @@ class Work:
     """Something to verify: about how many bytes it reads, and what does it, with a buffer.
 
     `span` is the long span that it is a part of: its parts are joined by the one that is last.
+    `is_look` says that it looks for code: no sample leaves it out.
     """
 
     size: int
     run: Callable[[memoryview], Sums]
     span: Span | None = None
+    is_look: bool = False
 
 
 def check_spans(folder: Folder, name: str, spans: Sequence[Span], buffer: memoryview) -> Sums:
