@@ -207,6 +207,20 @@ def test_a_manifest_vouches_for_no_code(
         assert judged.newest_whole is not judged.reports[0]
 
 
+@pytest.mark.parametrize("length", [1 << 13, 3 << 20])
+@pytest.mark.parametrize("kind", ["plain", "zip", "legacy", "tar"])
+def test_what_stands_behind_much_is_read(
+    kind: str, length: int, tmp_path: Path, marker: Path
+) -> None:
+    much = b"B" + length.to_bytes(4, "little") + bytes(length) + b"0"
+    path = tmp_path / "state"
+    evil.FILES[kind](path, evil.TWO + much + evil.system(marker) + b".")
+    assert_refused(path)
+    path.rename(tmp_path / "extra.p")
+    evil.benign(tmp_path / "model.pt")
+    assert judge(tmp_path).newest_whole is None
+
+
 def test_arrays_of_objects_are_pickles(tmp_path: Path, marker: Path) -> None:
     folder = tmp_path / "step_5"
     folder.mkdir()

@@ -12,12 +12,13 @@ import tarfile
 import zipfile
 import zlib
 from dataclasses import replace
+from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import zips
 from ckpt_conformance.fsck.formats.pickle_names import judge_names
 from ckpt_conformance.fsck.formats.pickles import Asked
-from ckpt_conformance.fsck.formats.torch_file import SCRIPT, Stream, read_stream, stream_of
+from ckpt_conformance.fsck.formats.torch_file import SCRIPT, Stream, grown, read_stream, stream_of
 from ckpt_conformance.fsck.source.findings import Kind
 from ckpt_conformance.fsck.source.source import exactly
 
@@ -30,7 +31,7 @@ _ARRAY = b"\x93NUMPY"
 _BLOCK = 512  # bytes of a header in a tar archive
 _CHECKSUM = slice(148, 156)
 _OF_TORCH = {"storages", "tensors", "pickle"}  # members of the archives of torch before 0.1.10
-_MOST_MEMBERS, _MOST_MEMBER = 1000, 16 << 20
+_MOST_MEMBERS = 100_000
 
 
 def read(file: Readable, length: int) -> Stream | None:
@@ -45,7 +46,7 @@ def read(file: Readable, length: int) -> Stream | None:
         zipped = _together(_zipped(file, length))
         return zipped and replace(zipped, is_archive=True)
     if head.startswith(_ARRAY):
-        return _array(exactly(file, 0, min(length, _MOST_MEMBER)))
+        return grown(lambda most: exactly(file, 0, min(length, most)), _array)
     if _is_tar(head):
         return _tar(file, length)
     return read_stream(file, length)
@@ -59,11 +60,12 @@ def is_unsafe(file: Readable, length: int) -> bool:
     )
 
 
-def _of_bytes(data: bytes) -> Stream | None:
-    return _array(data) if data.startswith(_ARRAY) else stream_of(data)
+def _of_bytes(data: bytes, most: int) -> Stream | None:
+    look = _array if data.startswith(_ARRAY) else stream_of
+    return look(data, most)
 
 
-def _array(data: bytes) -> Stream | None:
+def _array(data: bytes, most: int) -> Stream | None:
     """Return what the objects of an array ask for: they follow its header as a pickle."""
     wide = data[6:7] > b"\x01"
     form = struct.Struct("<I" if wide else "<H")
@@ -73,17 +75,20 @@ def _array(data: bytes) -> Stream | None:
     (size,) = form.unpack_from(data, 8)
     if b"O" not in data[start : start + size]:
         return None
-    return stream_of(data[start + size :])
+    return stream_of(data[start + size :], most - start - size)
 
 
 def _together(streams: Iterator[Stream | None]) -> Stream | None:
     """Put what the members of an archive ask for together."""
-    asked, is_any = Asked(), False
+    asked, is_any, problem = Asked(), False, ""
     for stream in streams:
         if stream is not None:
             asked.add(stream.asked)
             is_any = True
-    return Stream(asked, is_legacy=False) if is_any else None
+            problem = problem or (stream.problem if stream.is_limit else "")
+    return (
+        Stream(asked, is_legacy=False, problem=problem, is_limit=bool(problem)) if is_any else None
+    )
 
 
 # -- archives --------------------------------------------------------------------------------------
@@ -142,20 +147,19 @@ def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stream | No
         return None  # a storage
     try:
         with archive.open(member) as opened:
-            return _of_bytes(_up_to_the_fault(opened))
+            return grown(partial(_up_to_the_fault, bytearray(), opened), _of_bytes)
     except _UNREADABLE:
         return None
 
 
-def _up_to_the_fault(opened: IO[bytes]) -> bytes:
-    """Read a member; what comes before its CRC turns out wrong is kept."""
-    data = b""
+def _up_to_the_fault(data: bytearray, opened: IO[bytes], most: int) -> bytes:
+    """Read on in a member; what comes before its CRC turns out wrong is kept in `data`."""
     try:
-        while len(data) < _MOST_MEMBER and (piece := opened.read(1 << 16)):
+        while len(data) < most and (piece := opened.read(min(most - len(data), 1 << 16))):
             data += piece
     except (zipfile.BadZipFile, zlib.error):
         pass
-    return data
+    return bytes(data)
 
 
 def _is_tar(head: bytes) -> bool:
@@ -177,7 +181,8 @@ def _tar(file: Readable, length: int) -> Stream | None:
             for _, member in zip(range(_MOST_MEMBERS), archive, strict=False):
                 names.add(member.name)
                 opened = archive.extractfile(member) if member.isreg() else None
-                streams.append(_of_bytes(opened.read(_MOST_MEMBER)) if opened else None)
+                if opened:
+                    streams.append(grown(partial(_up_to_the_fault, bytearray(), opened), _of_bytes))
     except (tarfile.TarError, ValueError, EOFError):
         pass
     stream = _together(iter(streams))

@@ -30,7 +30,7 @@ from ckpt_conformance.fsck.source.untrusted import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from ckpt_conformance.fsck.source.source import Readable
 
@@ -45,7 +45,7 @@ _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
 _OF_LEGACY = 5  # its pickles: magic, version, machine, structure, keys of storages
-_STREAMS = (
+STREAMS = (
     1 << 12,
     1 << 20,
     16 << 20,
@@ -169,20 +169,32 @@ def read_stream(file: Readable, length: int) -> Stream | None:
 
     torch.load runs the first of them before it looks whether the file is one of its own.
     """
-    stream = None
-    for most in _STREAMS:
+    return grown(lambda most: exactly(file, 0, min(length, most)), stream_of)
+
+
+def grown(
+    read: Callable[[int], bytes], look: Callable[[bytes, int], Stream | None]
+) -> Stream | None:
+    """Look at the first bytes of a pickle, at most as many as it takes.
+
+    `read` gives at most so many bytes from the beginning, `look` takes them and how many were asked
+    for.
+    """
+    for most in STREAMS:
+        data = read(most)
         try:
-            stream = stream_of(exactly(file, 0, min(length, most)), is_cut=most < length)
-            break
+            return look(data, most)
         except Short:
             continue
-    return stream
+    what = f"a pickle of more than {STREAMS[-1]} bytes, which are not read"
+    return Stream(Asked(), is_legacy=False, problem=what, is_limit=True)
 
 
-def stream_of(data: bytes, *, is_cut: bool = False) -> Stream | None:
+def stream_of(data: bytes, most: int) -> Stream | None:
     """Read all pickles that a legacy file has: which the first is, a call in it may hide.
 
-    None where the bytes begin with no pickle. Raises Short where they are `cut` and too few.
+    None where the bytes begin with no pickle. Raises Short where they are too few, and as many as
+    were asked for: there may be more.
     """
     asked, is_legacy, number = Asked(), False, 0
     try:
@@ -191,7 +203,7 @@ def stream_of(data: bytes, *, is_cut: bool = False) -> Stream | None:
             asked.add(one)
             is_legacy = is_legacy or (number == 1 and held == _MAGIC)
     except Broken as error:
-        if is_cut and error.is_short:
+        if len(data) == most and error.is_short:
             raise Short(str(error)) from None
         is_pickle = _is_pickle(data, error)
         if number and not (is_legacy or is_pickle):

@@ -228,7 +228,7 @@ class Listing:
         for name in rest:
             if layouts.may_be_loose(name):
                 groups[layouts.step_of(name)].append(name)
-            elif not layouts.is_text(name):
+            elif entries[name] is EntryKind.FILE and not layouts.is_text(name):
                 others.append(name)
         alone = groups.pop(None, [])
         for step, group in sorted(groups.items(), key=lambda item: item[0] or 0):
