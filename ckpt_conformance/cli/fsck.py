@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from ckpt_conformance.cli.fsck_plan import Jobs
     from ckpt_conformance.cli.fsck_results import Taker
     from ckpt_conformance.cluster.place import Place
-    from ckpt_conformance.fsck.formats.pickle_names import Trust
     from ckpt_conformance.fsck.judge.judge import Judged, Options
     from ckpt_conformance.fsck.source import places
     from ckpt_conformance.fsck.source.findings import Report
+    from ckpt_conformance.fsck.source.trust import Trust
     from ckpt_conformance.work import lines
     from ckpt_conformance.work.items import Shard
 
@@ -162,7 +162,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
 
 def trust_of(given: Sequence[str], *, is_all: bool) -> Trust:
     """Return what the user vouches for; raises RequestError for what is no name."""
-    from ckpt_conformance.fsck.formats.pickle_names import Trust
+    from ckpt_conformance.fsck.source.trust import Trust
 
     names: set[str] = set()
     for text in given:

@@ -13,12 +13,12 @@ from typing import IO, TYPE_CHECKING, NamedTuple, overload
 
 import msgspec
 
-from ckpt_conformance.fsck.formats.pickle_names import Trust
 from ckpt_conformance.fsck.judge import stored
 from ckpt_conformance.fsck.judge.judge import Judged, Options
 from ckpt_conformance.fsck.judge.judging import SharedFile, notes_of_shared
 from ckpt_conformance.fsck.source.findings import Report
 from ckpt_conformance.fsck.source.places import named
+from ckpt_conformance.fsck.source.trust import Trust
 from ckpt_conformance.work import lines
 from ckpt_conformance.work.lines import Fact, Header, Line, LinesError
 

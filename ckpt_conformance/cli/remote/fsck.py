@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypedDict
 import msgspec
 
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.formats.pickle_names import Trust
 from ckpt_conformance.fsck.judge import stored
 from ckpt_conformance.fsck.judge.judge import Options
 from ckpt_conformance.fsck.judge.judging import Job, Judging, Slice, is_there
 from ckpt_conformance.fsck.source import places
+from ckpt_conformance.fsck.source.trust import Trust
 from ckpt_conformance.report import environment
 from ckpt_conformance.work.identity import Identity, identity
 from ckpt_conformance.work.items import Item

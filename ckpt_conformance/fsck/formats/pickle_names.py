@@ -6,8 +6,6 @@ run code where the file is loaded: whether it does, nobody can say who has not r
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats.written_names import CLASSES, DATA, MAKERS, NOT_CALLED
@@ -22,33 +20,6 @@ if TYPE_CHECKING:
 _MOST_UNSAFE = 200  # names of one pickle that are told one by one
 ANY = "*"
 """Stands for what no single name vouches for."""
-_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-
-
-@dataclass(frozen=True)
-class Trust:
-    """What a user vouches for: names, as `module.name`, or all code.
-
-    Raises:
-        ValueError: a name has no module, or is no dotted name.
-
-    """
-
-    names: frozenset[str] = frozenset()
-    everything: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the names."""
-        for name in sorted(self.names):
-            if not _DOTTED.fullmatch(name):
-                raise ValueError(f"{name!r} is no name such as my_package.module.MyClass")
-
-    def covers(self, name: str) -> bool:
-        """Return whether the user vouches for a name."""
-        return self.everything or name in self.names
-
-
-NOBODY = Trust()
 
 
 def judge_names(asked: Asked, own: Collection[str] = ()) -> Iterator[tuple[Kind, str, str]]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from ckpt_conformance.fsck.formats.pickle_names import NOBODY, Trust
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
 from ckpt_conformance.fsck.source.findings import SEVERITY, Report, State
 from ckpt_conformance.fsck.source.source import in_threads
 from ckpt_conformance.fsck.source.sums import DIVIDED, NOTHING, SAMPLED
+from ckpt_conformance.fsck.source.trust import NOBODY, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
