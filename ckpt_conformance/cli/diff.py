@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance.cli.fsck import Progress, threads
+from ckpt_conformance.cli.fsck import (
+    AllowCode,
+    AllowName,
+    Progress,
+    threads,
+    trust_of,
+)
 from ckpt_conformance.cli.options import Names, Threads  # noqa: TC001  typer reads the annotations
 from ckpt_conformance.contract import requests
 from ckpt_conformance.report import terminal
@@ -34,12 +40,14 @@ def diff(  # noqa: PLR0913  one parameter for each option
         Names, typer.Option(metavar="REGEX", help="Compare only names in which this is found.")
     ] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Show every difference.")] = False,
+    allow_name: AllowName = None,
+    allow_code: AllowCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     jobs: Threads = None,
 ) -> None:
     """Compare two checkpoints bit for bit, whatever their formats and world sizes.
 
-    Exit status: 0 the same, 1 different, 2 usage error, or one of them is damaged.
+    Exit status: 0 the same, 1 different, 2 usage error, or one of them is damaged or unsafe.
     """
     from ckpt_conformance.fsck.diff.diff import Options
     from ckpt_conformance.fsck.diff.diff import diff as compare
@@ -50,7 +58,8 @@ def diff(  # noqa: PLR0913  one parameter for each option
     left, right = places.place(a), places.place(b)
     for place in (left, right):
         places.check_there(place)
-    options = Options(renames, patterns, jobs or threads(left, right))
+    trust = trust_of(allow_name or [], is_all=allow_code)
+    options = Options(renames, patterns, jobs or threads(left, right), trust)
     with Progress("diff") as progress:
         compared = compare(left, right, options, progress)
     if as_json:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.judge.judge import Judged, Options
     from ckpt_conformance.fsck.source import places
     from ckpt_conformance.fsck.source.findings import Report
+    from ckpt_conformance.fsck.source.trust import Trust
     from ckpt_conformance.work import lines
     from ckpt_conformance.work.items import Shard
 
@@ -76,6 +77,18 @@ def share(value: object) -> float:
     return number
 
 
+AllowName = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE.NAME|@FILE",
+        help="A name in pickles that you vouch for; a file has one a line, # begins a comment.",
+    ),
+]
+AllowCode = Annotated[
+    bool, typer.Option(help="Vouch for all code that a load of these files may run.")
+]
+
+
 def fsck(  # noqa: PLR0913  one parameter for each option
     place: Annotated[
         str,
@@ -103,6 +116,8 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     ] = 1.0,
     seed: Seed = 0,
     nan: Annotated[bool, typer.Option(help="Count NaNs and infinities of each tensor.")] = False,
+    allow_name: AllowName = None,
+    allow_code: AllowCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     jobs: Threads = None,
     shard: Part = "1/1",
@@ -120,7 +135,10 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Judge checkpoints on disk: whole, incomplete or damaged. Writes and unpickles nothing."""
+    """Judge checkpoints on disk: whole, incomplete, damaged or unsafe to load.
+
+    Writes and unpickles nothing.
+    """
     from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.source import places
 
@@ -131,7 +149,8 @@ def fsck(  # noqa: PLR0913  one parameter for each option
         raise requests.RequestError(
             "--metadata-only reads no payload: leave out --sample and --nan"
         )
-    options = Options(jobs or threads(path), metadata_only, sample, seed, nan)
+    trust = trust_of(allow_name or [], is_all=allow_code)
+    options = Options(jobs or threads(path), metadata_only, sample, seed, nan, trust)
     asked = Asked(part_of(shard, results), results, plan, write_plan, cluster)
     if newest_whole:
         asked.refuse("--newest-whole", "stops at the first whole checkpoint, and needs no parts")
@@ -139,6 +158,29 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     if write_plan:
         raise typer.Exit(_write_plan(path, asked))
     raise typer.Exit(_judge_all(path, options, asked, as_json=as_json))
+
+
+def trust_of(given: Sequence[str], *, is_all: bool) -> Trust:
+    """Return what the user vouches for; raises RequestError for what is no name."""
+    from ckpt_conformance.fsck.source.trust import Trust
+
+    names: set[str] = set()
+    for text in given:
+        names |= _names_in(Path(text[1:])) if text.startswith("@") else {text}
+    try:
+        return Trust(frozenset(names), is_all)
+    except ValueError as error:
+        raise requests.RequestError(f"--allow-name: {error}") from error
+
+
+def _names_in(file: Path) -> set[str]:
+    """Read one name a line; raises RequestError for a file that cannot be read."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise requests.RequestError(f"--allow-name @{file}: {error}") from error
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return {line for line in lines if line}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ckpt_conformance.fsck.judge.judge import Judged, Options
 from ckpt_conformance.fsck.judge.judging import SharedFile, notes_of_shared
 from ckpt_conformance.fsck.source.findings import Report
 from ckpt_conformance.fsck.source.places import named
+from ckpt_conformance.fsck.source.trust import Trust
 from ckpt_conformance.work import lines
 from ckpt_conformance.work.lines import Fact, Header, Line, LinesError
 
@@ -186,6 +187,8 @@ def begin(writer: lines.Writer, options: Options, jobs: Jobs, shard: Shard) -> N
             "sample": options.sample,
             "seed": options.seed,
             "nan": options.nan,
+            "allow-name": sorted(options.trust.names),
+            "allow-code": options.trust.everything,
         },
         plan=listed.digest,
         shard=shard,  # and no items, of which there may be a million: the fact says how many
@@ -274,6 +277,7 @@ def combined(paths: Sequence[Path], files: ExitStack) -> Judged:
         sample=asked["sample"],
         seed=asked["seed"],
         nan=asked["nan"],
+        trust=Trust(frozenset(asked.get("allow-name", ())), asked.get("allow-code", False)),
     )
     place = named(listed.place)
     return Judged(place, index.reports(), listed.leftovers, options, tuple(unjudged))

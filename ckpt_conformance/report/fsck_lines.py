@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.judge.judge import Judged, Options
     from ckpt_conformance.fsck.source.places import Where
 
-GLYPHS = {State.WHOLE: "✓", State.UNKNOWN: "?", State.INCOMPLETE: "○", State.DAMAGED: "✗"}
+GLYPHS = {
+    State.WHOLE: "✓",
+    State.UNKNOWN: "?",
+    State.INCOMPLETE: "○",
+    State.DAMAGED: "✗",
+    State.UNSAFE: "!",
+}
 MOST_FINDINGS = 20
 _MOST_TENSORS = 3
 
@@ -78,6 +84,11 @@ def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
         yield f"    {describe(finding)}"
     if len(report.findings) > MOST_FINDINGS:
         yield f"    and {len(report.findings) - MOST_FINDINGS} more (--json has all)"
+    if report.passed_over:
+        names = ", ".join(report.passed_over[:_MOST_TENSORS])
+        more = len(report.passed_over) - _MOST_TENSORS
+        tail = f" and {more} more" if more > 0 else ""
+        yield one_line(f"    passed over, of no layout and without code: {names}{tail}")
     yield from _not_finite(report.not_finite)
 
 

@@ -59,7 +59,9 @@ def only(root: Path) -> Report:
 
 
 def told(report: Report) -> list[tuple[Kind, str]]:
-    return [(one.kind, one.file) for one in report.findings]
+    """Return the findings but those that tell the classes of a pickle."""
+    found = [one for one in report.findings if "weights_only=True" not in one.what]
+    return [(one.kind, one.file) for one in found]
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -78,7 +80,7 @@ def test_a_hit_head_is_damage_of_the_trainer(name: str, head: str, trainer: Path
     (trainer / "model.safetensors").unlink()
     torch.save({"w": torch.ones(3)}, trainer / "pytorch_model.bin")
     path = trainer / name
-    assert only(trainer.parent).findings == []
+    assert told(only(trainer.parent)) == []
     path.write_bytes(HEADS[head](path.read_bytes()))
     report = only(trainer.parent)
     assert (report.layout, report.state) == ("transformers-trainer", State.DAMAGED)
@@ -119,11 +121,9 @@ def test_files_of_somebodys_own_are_no_librarys(folder: str, tmp_path: Path) -> 
 def test_a_pickle_says_what_it_would_run(name: str, protocol: int, accelerate: Path) -> None:
     (accelerate / name).write_bytes(pickle.dumps(Evil(), protocol))
     report = only(accelerate)
-    if protocol or name == "random_states_0.pkl":
-        assert report.state is State.DAMAGED
-        assert {name} == {one.file for one in report.findings}
-    if protocol:
-        assert "system', which runs code" in " ".join(one.what for one in report.findings)
+    assert report.state is State.UNSAFE
+    assert {name} == {one.file for one in report.findings}
+    assert f"{os.system.__module__}.system" in {one.name for one in report.findings}
 
 
 def test_a_harmless_pickle_in_the_place_of_a_torch_file_is_not_whole(accelerate: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_the_trainer_wrote_is_one_checkpoint_whatever_its_name(
     folder = trainer.parent / name
     trainer.rename(folder)
     assert only(folder.parent).layout == "transformers-trainer"
-    assert only(folder.parent).findings == []
+    assert told(only(folder.parent)) == []
     (folder / "optimizer.pt").rename(folder.parent / "aside")
     assert told(only(folder)) == [(Kind.MISSING, "optimizer.pt")]
     (folder.parent / "aside").rename(folder / "optimizer.pt")
@@ -198,7 +198,7 @@ def test_a_trainers_state_alone_is_no_checkpoint(trainer: Path) -> None:
         (trainer / name).unlink()
     trainer.rename(root / "final")
     report = only(root)
-    assert (report.path, report.findings) == (root / "final", [])
+    assert (report.path, told(report)) == (root / "final", [])
 
 
 @pytest.mark.parametrize("name", ["final", "checkpoint-2"])
@@ -212,7 +212,7 @@ def test_shards_of_deepspeed_belong_to_the_trainers_checkpoint(
     folder = trainer.rename(trainer.parent / name)
     report = only(folder.parent)
     assert (report.path, report.layout) == (folder, "transformers-trainer")
-    assert report.findings == []
+    assert told(report) == []
 
 
 def test_shards_of_deepspeed_belong_to_accelerates_checkpoint(
@@ -224,7 +224,7 @@ def test_shards_of_deepspeed_belong_to_accelerates_checkpoint(
         (accelerate / one).unlink()
     folder = accelerate.rename(accelerate.parent.parent / "best")
     report = only(folder.parent)
-    assert (report.path, report.layout, report.findings) == (folder, "accelerate", [])
+    assert (report.path, report.layout, told(report)) == (folder, "accelerate", [])
     gone = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
     (folder / "pytorch_model" / gone).unlink()
     assert told(only(folder)) == [(Kind.MISSING, f"pytorch_model/{gone}")]

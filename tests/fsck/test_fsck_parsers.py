@@ -126,12 +126,12 @@ def test_any_bytes_raise_one_exception(reader: str, data: bytes) -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
         max_leaves=30,
     ),
-    st.integers(2, 5),
+    st.integers(0, 5),
 )
 def test_plain_values_are_read_as_pickle_reads_them(value: object, protocol: int) -> None:
     data = pickle.dumps(value, protocol)
     again, names = pickles.load(data)
-    if not names:  # protocol 2 writes bytes as a call of _codecs.encode
+    if not names.names:  # protocol 2 writes bytes as a call of _codecs.encode
         assert repr(again) == repr(value)  # not ==: NaN differs from itself
 
 
@@ -213,7 +213,7 @@ def test_a_canary_in_dcp_metadata_is_named_and_does_not_run(tmp_path: Path) -> N
     data = path.read_bytes()
     path.write_bytes(data[:2] + crafted.canary(marker) + data[11:])  # the frame's length goes
     judged = judge(tmp_path)
-    assert judged.state is State.DAMAGED
+    assert judged.state is State.UNSAFE
     (finding,) = judged.reports[0].findings
     assert finding.file == ".metadata"
     assert "os.open" in finding.what
@@ -234,9 +234,9 @@ class Foreign:
 
 def test_names_in_a_torch_file_are_judged() -> None:
     harmful = read_torch(torch_bytes({"w": torch.ones(2), "x": Runs()}))
-    assert [(kind, "runs code" in str(why)) for kind, why, *_ in harmful.problems] == [
-        (Kind.DAMAGED, True)
+    assert [(one.kind, one.name) for one in harmful.problems] == [
+        (Kind.UNSAFE, f"{os.system.__module__}.system")
     ]
     foreign = read_torch(torch_bytes({"w": torch.ones(2), "x": Foreign()}))
-    assert [kind for kind, *_ in foreign.problems] == [Kind.NOTE]
+    assert [kind for kind, *_ in foreign.problems] == [Kind.UNSAFE]
     assert [one.name for one in foreign.tensors] == ["w"]

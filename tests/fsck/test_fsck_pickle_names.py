@@ -1,4 +1,4 @@
-"""Names that a pickle asks for: silent where libraries write them, damage where they run code."""
+"""Names that a pickle asks for: silent, told, or unsafe where no library writes them."""
 
 from __future__ import annotations
 
@@ -9,80 +9,113 @@ import pytest
 from torch import _weights_only_unpickler
 
 from ckpt_conformance.fsck.formats import pickles
-from ckpt_conformance.fsck.formats.pickle_names import judge_names
-from ckpt_conformance.fsck.formats.pickles import Name
-from ckpt_conformance.fsck.source.findings import Kind
+from ckpt_conformance.fsck.formats.pickle_names import ANY, judge_names
+from ckpt_conformance.fsck.formats.pickles import Asked, Name
+from ckpt_conformance.fsck.formats.written_names import CLASSES, DATA, MAKERS, NOT_CALLED
+from ckpt_conformance.fsck.source.findings import Finding, Kind, allowed
+from ckpt_conformance.fsck.source.trust import Trust
 
 _HELD = ("torch.", "collections.", "builtins.", "_codecs.")  # others are somebody's in this process
 
 
-def asks_for(*paths: str) -> list[tuple[Kind, str]]:
-    """Judge names as they stand in a pickle: `module:name`."""
-    return list(judge_names(Name(*path.split(":")) for path in paths))
+def asked(path: str, **how: bool) -> Asked:
+    """Ask for a name as it stands in a pickle: `module:name`."""
+    name = Name(*path.split(":"))
+    return Asked({name}, *({name} if how.get(one) else set() for one in ("called", "handed")))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "builtins:eval",
-        "__builtin__:exec",
-        "os:system",
-        "nt:system",
-        "subprocess:Popen",
-        "_posixsubprocess:fork_exec",
-        "runpy:run_path",
-        "importlib:import_module",
-        "pickle:loads",
-        "_pickle:loads",
-        "marshal:loads",
-        "timeit:timeit",
-        "cProfile:run",
-        "platform:popen",
-        "io:open",
-        "_io:FileIO",
-        "torch:load",
-        "torch.serialization:load",
-        "torch.storage:_load_from_bytes",
-        "torch.hub:load",
-        "torch.jit:load",
-        "torch.distributed.rpc:rpc_sync",
-        "torch.distributed.rpc.api:rpc_sync",
-        "numpy:load",
-        "numpy.lib._npyio_impl:load",
-        "numpy.testing._private.utils:runstring",
-        "torch.serialization:os.system",
-        "collections:_sys.modules",
-        "numpy:__builtins__.eval",
-    ],
+UNSAFE = (
+    "builtins:eval",
+    "builtins:getattr",
+    "__builtin__:exec",
+    "os:system",
+    "io:open",
+    "torch:load",
+    "torch:compile",
+    "torch.storage:_load_from_bytes",
+    "torch.jit.unsupported_tensor_ops:execWrapper",
+    "torch.fx.graph_module:_exec_with_source",
+    "torch._inductor.codecache:PyCodeCache.load",
+    "operator:attrgetter",
+    "operator:methodcaller",
+    "pydoc:pipepager",
+    "jinja2.environment:Template",
+    "uuid:_get_command_stdout",
+    "logging:FileHandler",
+    "logging.config:_resolve",
+    "sympy.core.sympify:sympify",
+    "distutils.spawn:spawn",
+    "dataclasses:_create_fn",
+    "transformers.utils.import_utils:direct_transformers_import",
+    "numpy.testing._private.utils:runstring",
+    "numpyro:Sample",
+    "torch.distributed.fsdp:FullyShardedDataParallel",
+    "collections:namedtuple",
+    "project.code:Model",
+    # Names with dots lead anywhere, whatever they begin with.
+    "torch.serialization:os.system",
+    "torch:Tensor.tofile",
+    "collections:_sys.modules",
+    "numpy:__builtins__.eval",
+    "pathlib:Path.write_text",
 )
-def test_a_name_that_runs_code_is_damage(path: str) -> None:
-    ((kind, text),) = asks_for(path)
-    assert kind is Kind.DAMAGED
-    assert path.replace(":", ".") in text
-    assert "runs code" in text
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "numpy.random._pickle:__generator_ctor",
-        "numpyro:Sample",
-        "torch:compile",
-        "torch.distributed.fsdp:FullyShardedDataParallel",
-        "torch.nn.modules.linear:Linear",
-        "collections:namedtuple",
-        "codecs:lookup",
-        "_io:BytesIO",  # extra states of layers are held in it
-        "numpy:memmap",  # as _reconstruct is given it
-        "project.code:Model",  # its own module, whatever it is called
-        "project.io:open",
-        "builtins:getattr",
-    ],
-)
-def test_a_name_that_no_structure_needs_is_a_remark(path: str) -> None:
-    ((kind, text),) = asks_for(path)
-    assert kind is Kind.NOTE
+@pytest.mark.parametrize("path", UNSAFE)
+def test_a_name_that_no_library_writes_is_unsafe(path: str) -> None:
+    for how in ({}, {"called": True}, {"handed": True}):
+        ((kind, text, name),) = judge_names(asked(path, **how))
+        assert (kind, name) == (Kind.UNSAFE, path.replace(":", "."))
+        assert name in text
+
+
+@pytest.mark.parametrize("path", UNSAFE)
+def test_one_vouches_for_exactly_the_name(path: str) -> None:
+    ((_, _, name),) = judge_names(asked(path))
+    found = [Finding(Kind.UNSAFE, "a.pt", "asks", name=name)]
+    (one,) = allowed(found, Trust(frozenset({name})).covers)
+    assert one.kind is Kind.NOTE
+    assert (
+        allowed(found, Trust(frozenset({f"{name}s", name.rpartition(".")[0] + ".s"})).covers)
+        == found
+    )
+    assert allowed(found, Trust(everything=True).covers)[0].kind is Kind.NOTE
+
+
+@pytest.mark.parametrize("text", ["", "*", "eval", "torch.*", "a..b", ".a.b", "a.b ", "a/b.c"])
+def test_what_is_no_name_vouches_for_nothing(text: str) -> None:
+    with pytest.raises(ValueError, match="is no name"):
+        Trust(frozenset({text}))
+
+
+@pytest.mark.parametrize("path", sorted(f"{one.module}:{one.name}" for one in CLASSES))
+def test_instances_of_a_librarys_class_are_told_and_a_call_is_unsafe(path: str) -> None:
+    ((kind, text, name),) = judge_names(asked(path))
+    assert (kind, name) == (Kind.NOTE, "")
     assert path.replace(":", ".") in text
+    for how in ("called", "handed"):
+        ((kind, _, name),) = judge_names(asked(path, **{how: True}))
+        assert (kind, name) == (Kind.UNSAFE, path.replace(":", "."))
+
+
+def test_what_only_makes_values_may_be_called_and_is_told() -> None:
+    for one in MAKERS:
+        ((kind, _, _),) = judge_names(Asked({one}, {one}, {one}))
+        assert kind is Kind.NOTE
+
+
+def test_data_that_opens_connections_where_it_is_called_is_unsafe_then() -> None:
+    for one in NOT_CALLED:
+        assert one in DATA
+        assert list(judge_names(Asked({one}))) == []
+        assert [kind for kind, *_ in judge_names(Asked({one}, {one}))] == [Kind.UNSAFE]
+
+
+def test_many_unsafe_names_are_counted() -> None:
+    found = list(judge_names(Asked({Name("evil", f"f{number}") for number in range(210)})))
+    assert len(found) == 201
+    assert found[-1] == (Kind.UNSAFE, "asks for 10 more names like these", ANY)
+    assert not Trust(frozenset({f"evil.f{number}" for number in range(210)})).covers(ANY)
 
 
 def test_what_weights_only_loads_is_silent() -> None:
@@ -92,13 +125,14 @@ def test_what_weights_only_loads_is_silent() -> None:
     names = {
         (one.rpartition(".")[0], one.rpartition(".")[2]) for one in allowed if one.startswith(_HELD)
     }
-    assert list(judge_names(Name(*one) for one in names)) == []
+    assert list(judge_names(Asked({Name(*one) for one in names}))) == []
 
 
 def test_what_numpy_writes_is_silent() -> None:
     for module in ("numpy.core", "numpy._core"):
-        assert asks_for(f"{module}.multiarray:_reconstruct", f"{module}.multiarray:scalar") == []
+        for name in ("_reconstruct", "scalar"):
+            assert list(judge_names(asked(f"{module}.multiarray:{name}", called=True))) == []
     held = {"a": np.arange(3), "n": np.float64(2), "b": np.array(["x"])}
-    for protocol in (2, 4, 5):
+    for protocol in range(6):
         _, names = pickles.load(pickle.dumps(held, protocol=protocol))
         assert list(judge_names(names)) == []

@@ -14,6 +14,7 @@ from ckpt_conformance.fsck.judge import stored
 from ckpt_conformance.fsck.judge.judge import Options
 from ckpt_conformance.fsck.judge.judging import Job, Judging, Slice, is_there
 from ckpt_conformance.fsck.source import places
+from ckpt_conformance.fsck.source.trust import Trust
 from ckpt_conformance.report import environment
 from ckpt_conformance.work.identity import Identity, identity
 from ckpt_conformance.work.items import Item
@@ -37,6 +38,8 @@ class Request(TypedDict):
     sample: float
     seed: int
     nan: bool
+    allow_name: list[str]
+    allow_code: bool
     listed: FoundJson | None  # something that the client has listed
 
 
@@ -107,6 +110,7 @@ def _options(request: Request, where: Where) -> Options:
         sample=request["sample"],
         seed=request["seed"],
         nan=request["nan"],
+        trust=Trust(frozenset(request["allow_name"]), request["allow_code"]),
     )
 
 

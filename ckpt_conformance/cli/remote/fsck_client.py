@@ -167,6 +167,8 @@ def _request(top: Where, jobs: Jobs) -> remote_fsck.Request:
         "sample": options.sample,
         "seed": options.seed,
         "nan": options.nan,
+        "allow_name": sorted(options.trust.names),
+        "allow_code": options.trust.everything,
         "listed": stored.found_json(first.found) if first else None,
     }
 

@@ -23,9 +23,10 @@ from ckpt_conformance.fsck.diff import compare
 from ckpt_conformance.fsck.diff.compare import Difference, SideError, Sides, Status
 from ckpt_conformance.fsck.judge.examine import examine, find, folder_of
 from ckpt_conformance.fsck.layouts import layouts
-from ckpt_conformance.fsck.source.findings import Kind, Malformed
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, allowed
 from ckpt_conformance.fsck.source.source import CHUNK, cancelling_pool
-from ckpt_conformance.fsck.source.sums import check_spans
+from ckpt_conformance.fsck.source.sums import NOTHING, check_spans, run_all
+from ckpt_conformance.fsck.source.trust import NOBODY, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,12 +48,14 @@ class Options:
         renames: (pattern, replacement): applied to the names of A, one after the other.
         only: patterns; names of either side that none of them is found in are left out.
         jobs: threads.
+        trust: names in pickles that the user vouches for.
 
     """
 
     renames: tuple[tuple[re.Pattern[str], str], ...] = ()
     only: tuple[re.Pattern[str], ...] = ()
     jobs: int = 1
+    trust: Trust = NOBODY
 
 
 class SideJson(TypedDict):
@@ -169,7 +172,7 @@ def diff(
 
     """
     options = options or Options()
-    (side_a, content_a), (side_b, content_b) = _side(a), _side(b)
+    (side_a, content_a), (side_b, content_b) = _side(a, options.trust), _side(b, options.trust)
     compared = Compared(side_a, side_b)
     if content_a is None or content_b is None:
         return compared
@@ -205,17 +208,19 @@ def natural(name: str) -> list[tuple[int, str]]:
 # -- what is compared ------------------------------------------------------------------------------
 
 
-def _side(path: Where) -> tuple[Side, Content | None]:
+def _side(path: Where, trust: Trust) -> tuple[Side, Content | None]:
     """Find and read one checkpoint; no content, and problems, where its structure is damaged."""
     overview, candidate = locate(path)
     top = path if path.is_dir() else path.parent
     folder = folder_of(candidate, top)
-    report, _ = examine(overview, candidate, folder, top)
+    report, works = examine(overview, candidate, folder, top, NOTHING)
+    for sums in run_all([one for one in works if one.is_look], memoryview(bytearray(CHUNK))):
+        report.add(sums)
     side = Side(report.path, report.layout, report.step)
     side.problems = [
         f"{finding.file}: {finding.what}"
-        for finding in report.findings
-        if finding.kind in (Kind.DAMAGED, Kind.MISSING)
+        for finding in allowed(report.findings, trust.covers)
+        if finding.kind in (Kind.DAMAGED, Kind.MISSING, Kind.UNSAFE)
     ]
     if side.problems:
         return side, None

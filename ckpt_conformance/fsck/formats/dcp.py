@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck.formats import pickles, safetensors_file
 from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
-from ckpt_conformance.fsck.formats.pickles import Made, Name
+from ckpt_conformance.fsck.formats.pickles import Asked, Broken, Made, Name
 from ckpt_conformance.fsck.formats.torch_file import dtype_name, sizes
-from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.findings import Malformed, Unsafe
 from ckpt_conformance.fsck.source.untrusted import (
     MOST_COUNT,
     Json,
@@ -123,13 +123,16 @@ def read_metadata(data: bytes) -> Metadata:
     What contradicts itself inside of it is in `problems`.
     """
     with pickles.without_collector():
-        return _metadata(*pickles.load(data, _MANY))
+        try:
+            return _metadata(*pickles.load(data, _MANY))
+        except Broken as error:
+            _check_asked(error.asked)
+            raise
 
 
-def _metadata(root: object, names: set[Name]) -> Metadata:
-    """Take the metadata apart; `names` is what the pickle asks for."""
-    for name in sorted(names - _ALLOWED):
-        raise Malformed(f"it asks for {clip(str(name))}, which no DCP save writes: do not load it")
+def _metadata(root: object, asked: Asked) -> Metadata:
+    """Take the metadata apart; `asked` is what the pickle asks for."""
+    _check_asked(asked)
     state = _state(root, "Metadata")
     described, stored = state.get("state_dict_metadata"), state.get("storage_data")
     if not is_dict(described) or not is_dict(stored):
@@ -151,6 +154,13 @@ def _metadata(root: object, names: set[Name]) -> Metadata:
     for key, _ in places:
         metadata.problems.append(Problem(key, f"{clip(key)} is stored, and nothing describes it"))
     return metadata
+
+
+def _check_asked(asked: Asked) -> None:
+    for trick in sorted(asked.tricks):
+        raise Unsafe(f"it {trick}: do not load it")
+    for name in sorted(asked.names - _ALLOWED):
+        raise Unsafe(f"it asks for {clip(str(name))}, which no DCP save writes: do not load it")
 
 
 def _plan_problems(plan: object, described: dict[Any, Any]) -> Iterator[Problem]:

@@ -10,18 +10,21 @@ Limits: `MOST_BYTES` of pickle, `MOST_PARTS` containers and calls, `MOST_STACK` 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gc
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.untrusted import is_dict, is_list, is_sequence, is_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable
+    from collections.abc import Collection, Generator, Iterable, Iterator
 
     from ckpt_conformance.fsck.formats.pickle_runs import Runs
 
@@ -37,6 +40,9 @@ MOST_STACK = 1_000_000
 MOST_PROTOCOL = 5
 MOST_KEY = 64  # parts of a tuple that is the key of a dict
 _MOST_GAP = 1000
+_MOST_LINE = 1 << 20
+_MOST_NUMBER = 8  # bytes of one
+_MOST_DIGITS = 4000
 _AT_ONCE = 1000  # instructions between two looks at the limits
 _STOP = ord(".")
 
@@ -50,6 +56,65 @@ class Name(NamedTuple):
     def __str__(self) -> str:
         """Write it as Python would."""
         return f"{self.module}.{self.name}"
+
+
+class Trick(StrEnum):
+    """What no library's pickle does, and what hides a call of something."""
+
+    CALLS_RESULT = "calls something that it made, and no name"
+    COMPUTES_NAME = "computes a name that it asks for"
+    CHANGES_NAME = "sets attributes of a class or a function"
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a pickle asks for.
+
+    Attributes:
+        names: every name.
+        called: those that are called when it is loaded, or made with arguments.
+        handed: those that are used as values, so that whatever gets them may call them.
+        tricks: what it does besides.
+
+    """
+
+    names: set[Name] = field(default_factory=set[Name])
+    called: set[Name] = field(default_factory=set[Name])
+    handed: set[Name] = field(default_factory=set[Name])
+    tricks: set[Trick] = field(default_factory=set[Trick])
+
+    def add(self, other: Asked) -> None:
+        """Add what another pickle of the same file asks for."""
+        self.names |= other.names
+        self.called |= other.called
+        self.handed |= other.handed
+        self.tricks |= other.tricks
+
+
+class Limit(Malformed):
+    """What this machine does not follow, and Python's own may."""
+
+
+class Short(Malformed):
+    """A pickle of more bytes than there are."""
+
+
+class Broken(Malformed):
+    """A pickle that cannot be followed to its end.
+
+    Attributes:
+        asked: what it asks for until there, which is what a load of it has run by then.
+        is_limit: whether Python's own machine may come further.
+        is_short: whether it ends where the bytes end.
+
+    """
+
+    def __init__(self, error: Malformed, place: tuple[int, int], asked: Asked) -> None:
+        """Take why, and where."""
+        super().__init__(str(error), *place)
+        self.asked = asked
+        self.is_limit = isinstance(error, Limit)
+        self.is_short = isinstance(error, Short)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +172,17 @@ def make(of: Any, args: Any) -> Any:  # noqa: ANN401  what a pickle holds
     return Made(of, args)
 
 
+# Where functions that rebuild something take its class: no call of it, but of its `__new__`.
+_CLASS_AT = {
+    Name("copyreg", "_reconstructor"): 0,
+    Name("copy_reg", "_reconstructor"): 0,
+    Name("torch._tensor", "_rebuild_from_type_v2"): 1,
+    Name("torch._utils", "_rebuild_wrapper_subclass"): 0,
+    Name("numpy.core.multiarray", "_reconstruct"): 0,
+    Name("numpy._core.multiarray", "_reconstruct"): 0,
+    Name("numpy.ma.core", "_mareconstruct"): 0,
+}
+
 _DICTS = {
     Name("collections", "OrderedDict"),
     Name("collections", "defaultdict"),
@@ -115,18 +191,20 @@ _DICTS = {
 
 
 class Machine:
-    """Runs one pickle; `names` is what it asked to import."""
+    """Runs one pickle, which begins at a byte; `asked` is what it asks to import."""
 
-    def __init__(self, data: bytes, runs: Runs | None = None) -> None:
+    def __init__(self, data: bytes, runs: Runs | None = None, at: int = 0) -> None:
         """Take the bytes of a pickle, and what reads many like instances at once."""
         self.data = data
-        self.at = 0
+        self.at = at
         self.frame_end = 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] = []
         self.runs = runs
-        self.names: set[Name] = set()
+        self.asked = Asked()
+        self.loose: Counter[Name] = Counter()  # how often a name was pushed, and not made use of
+        self.has_gaps = False
         self.parts = 0
 
     def run(self, steps: Steps) -> Any:  # noqa: ANN401  any part
@@ -136,14 +214,25 @@ class Machine:
         try:
             while self._advance(steps):
                 if max(len(self.stack), len(self.marks)) > MOST_STACK:
-                    self.refuse("more values at once than any save writes")
-            return self.stack.pop()
+                    raise Limit("the pickle has more values at once than any save writes")
+            value = self.stack.pop()
+            self.asked.handed |= {name for name, times in self.loose.items() if times > 0}
         except Malformed as error:
-            raise Malformed(str(error), error.start or self.at, self.at + 1) from None
+            place = (error.start or self.at, self.at + 1)
+            raise Broken(error, place, self._asked_so_far()) from None
         except (IndexError, KeyError, TypeError, ValueError, struct.error, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"[:200]
             why = f"the pickle cannot be followed beyond its byte {self.at}: {reason}"
-            raise Malformed(why, self.at, self.at + 1) from None
+            place = (self.at, self.at + 1)
+            is_short = self.at + _MOST_NUMBER > len(self.data)
+            kind = Short if is_short else Malformed
+            raise Broken(kind(why), place, self._asked_so_far()) from None
+        return value
+
+    def _asked_so_far(self) -> Asked:
+        """Return what was asked for; what is to be done with the names on the stack is unknown."""
+        self.asked.handed |= self.loose.keys()
+        return self.asked
 
     def _advance(self, steps: Steps) -> bool:
         """Carry out some instructions; tell whether there are more."""
@@ -167,7 +256,7 @@ class Machine:
         """Take bytes of the pickle; what it does not have raises."""
         piece = self.data[self.at : self.at + length]
         if len(piece) != length:
-            raise Malformed(f"the pickle claims {length} bytes and has {len(piece)}")
+            raise Short(f"the pickle claims {length} bytes and has {len(piece)}")
         self.at += length
         return piece
 
@@ -181,7 +270,9 @@ class Machine:
         """Refuse a frame that ends behind the pickle, or begins inside of another."""
         length = int.from_bytes(self.take(8), "little")
         if self.at < self.frame_end or self.at + length > len(self.data):
-            self.refuse(f"a frame of {length} bytes at {self.at} of {len(self.data)}")
+            raise Short(
+                f"the pickle has a frame of {length} bytes at {self.at} of {len(self.data)}"
+            )
         self.frame_end = self.at + length
 
     def count_part(self) -> None:
@@ -192,7 +283,7 @@ class Machine:
     def check_parts(self) -> None:
         """Refuse more parts than any save makes."""
         if self.parts > MOST_PARTS:
-            raise Malformed(f"the pickle makes more than {MOST_PARTS} parts")
+            raise Limit(f"the pickle makes more than {MOST_PARTS} parts")
 
     def push_made(self, value: Any) -> None:  # noqa: ANN401  what a pickle holds
         """Push what takes memory."""
@@ -208,8 +299,11 @@ class Machine:
             self.refuse(f"nothing in its memo at {index}")
         runs = self.runs
         many = runs and type(value) is Name and value in runs.classes
-        if not (runs and many and runs.read(self, start)):
-            self.stack.append(value)
+        if runs and many and runs.read(self, start):
+            return
+        if type(value) is Name:
+            self.loose[value] += 1
+        self.stack.append(value)
 
     def put(self, index: int) -> None:
         """Keep the value on top."""
@@ -217,7 +311,8 @@ class Machine:
             raise Again  # what it replaces may be in a pattern
         memo = self.memo
         if index > len(memo) + _MOST_GAP:
-            self.refuse("a memo with more gaps than any save leaves")
+            raise Limit("the pickle has a memo with more gaps than any save leaves")
+        self.has_gaps = self.has_gaps or index > len(memo)
         while index >= len(memo):
             memo.append(HIDDEN)
         memo[index] = self.stack[-1]
@@ -231,18 +326,49 @@ class Machine:
 
     def name(self, module: Any, name: Any) -> Name:  # noqa: ANN401  what a pickle holds
         """Make a stand-in for something imported."""
+        module, name = _as_text(module), _as_text(name)
         if not (isinstance(module, str) and isinstance(name, str)):
-            raise Malformed("the pickle imports something that is no name")
+            self.asked.tricks.add(Trick.COMPUTES_NAME)
+            raise Limit("the pickle imports something that is no name")
         stand_in = Name(module, name)
-        self.names.add(stand_in)
+        self.asked.names.add(stand_in)
         return stand_in
+
+    def push_name(self, module: Any, name: Any) -> None:  # noqa: ANN401  what a pickle holds
+        """Push a stand-in for something imported."""
+        stand_in = self.name(module, name)
+        self.loose[stand_in] += 1
+        self.stack.append(stand_in)
+
+    def note_call(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
+        """Note that something is called, which takes its name from the stack."""
+        if not isinstance(of, Name):
+            self.asked.tricks.add(Trick.CALLS_RESULT)
+            return
+        self.loose[of] -= 1
+        self.asked.called.add(of)
+        at = _CLASS_AT.get(of)
+        if at is not None and is_tuple(args) and len(args) > at and isinstance(args[at], Name):
+            self.loose[args[at]] -= 1
+
+    def note_instance(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
+        """Note that an instance is made: of arguments, nobody knows what its class makes."""
+        if args == () and isinstance(of, Name):
+            self.loose[of] -= 1
+        else:
+            self.note_call(of, args)
+
+
+def _as_text(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
+    """Return bytes as the text that they are for torch, and anything else as it is."""
+    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def load(data: bytes, many: Collection[Name] = ()) -> tuple[Any, set[Name]]:
-    """Return what a pickle holds and the names that it asks for; Malformed where it is none.
+def load(data: bytes, many: Collection[Name] = ()) -> tuple[Any, Asked]:
+    """Return what a pickle holds and what it asks for; Malformed where it is none.
 
     `many` are classes of which there may be a million: their instances have `keys`.
     """
@@ -252,9 +378,22 @@ def load(data: bytes, many: Collection[Name] = ()) -> tuple[Any, set[Name]]:
 
             machine = Machine(data, Runs(many))
             with contextlib.suppress(Again):
-                return machine.run(_STEPS), machine.names
+                return machine.run(_STEPS), machine.asked
         machine = Machine(data)
-        return machine.run(_STEPS), machine.names
+        return machine.run(_STEPS), machine.asked
+
+
+def load_each(data: bytes, most: int) -> Iterator[tuple[Any, Asked]]:
+    """Yield what each of some pickles holds that stand one behind the other, and what it asks for.
+
+    Malformed where one of them is none.
+    """
+    at = 0
+    with without_collector():
+        for _ in range(most):
+            machine = Machine(data, at=at)
+            yield machine.run(_STEPS), machine.asked
+            at = machine.at + 1
 
 
 @contextlib.contextmanager
@@ -273,10 +412,17 @@ def without_collector() -> Generator[None]:
 
 
 def _line(machine: Machine) -> str:
-    end = machine.data.index(b"\n", machine.at)
-    text = machine.data[machine.at : end].decode("utf-8")
+    return _raw_line(machine).decode("utf-8")
+
+
+def _raw_line(machine: Machine) -> bytes:
+    end = machine.data.find(b"\n", machine.at, machine.at + _MOST_LINE)
+    if end < 0:
+        is_long = len(machine.data) - machine.at > _MOST_LINE
+        raise Limit("the pickle has a long line") if is_long else Short("a line has no end")
+    line = machine.data[machine.at : end]
     machine.at = end + 1
-    return text
+    return line
 
 
 def _constant(value: Any) -> Callable[[Machine], None]:  # noqa: ANN401  None, True, False
@@ -352,11 +498,16 @@ def _put(form: str) -> Callable[[Machine], None]:
 
 
 def _memoize(machine: Machine) -> None:
+    if machine.has_gaps:  # for Python, the place is the number of values, and not of places
+        raise Limit("the pickle has gaps in its memo, and goes on without a place")
     machine.memo.append(machine.stack[-1])
 
 
 def _pop(machine: Machine) -> None:
-    machine.stack.pop()
+    if machine.marks and machine.marks[-1] == len(machine.stack):
+        machine.marks.pop()
+    else:
+        machine.stack.pop()
 
 
 def _mark(machine: Machine) -> None:
@@ -369,21 +520,30 @@ def _marked(kind: Callable[[list[Any]], Any]) -> Callable[[Machine], None]:
 
 def _global(machine: Machine) -> None:
     module = _line(machine)
-    machine.stack.append(machine.name(module, _line(machine)))
+    machine.push_name(module, _line(machine))
 
 
 def _stack_global(machine: Machine) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
-    machine.stack.append(machine.name(module, name))
+    machine.push_name(module, name)
 
 
 def _call(machine: Machine) -> None:
     args, of = machine.stack.pop(), machine.stack.pop()
+    machine.note_call(of, args)
+    machine.push_made(make(of, args))
+
+
+def _new(machine: Machine) -> None:
+    """Make an instance: of its class, `__new__` alone is called."""
+    args, of = machine.stack.pop(), machine.stack.pop()
+    machine.note_instance(of, args)
     machine.push_made(make(of, args))
 
 
 def _call_with_names(machine: Machine) -> None:
     names, args, of = machine.stack.pop(), machine.stack.pop(), machine.stack.pop()
+    machine.note_instance(of, args if names == {} else (args, names))
     machine.push_made(Made(of, (args, names)))
 
 
@@ -396,8 +556,11 @@ def _build(machine: Machine) -> None:
     target = machine.stack[-1]
     if isinstance(target, Made):
         target.state, target.keys = state, None
+    elif isinstance(target, Name):
+        machine.asked.tricks.add(Trick.CHANGES_NAME)
+        raise Limit("the pickle sets attributes of a name")
     elif not isinstance(target, dict):  # the metadata that state_dicts carry is not read here
-        raise Malformed(f"the pickle sets attributes of a {type(target).__name__}")
+        raise Limit(f"the pickle sets attributes of a {type(target).__name__}")
 
 
 def _key(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
@@ -407,12 +570,19 @@ def _key(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
         part = pending.pop()
         parts += 1
         if parts > MOST_KEY:
-            raise Malformed("the pickle has a key of more parts than any save writes")
+            raise Limit("the pickle has a key of more parts than any save writes")
         if is_tuple(part):
             pending.extend(part)
         elif is_list(part) or is_dict(part):
             raise Malformed(f"the pickle has a {type(part).__name__} as a key")
     return value
+
+
+def _pairs_of(items: list[Any]) -> Iterable[tuple[Any, Any]]:
+    """Return keys and values that follow each other, each key as one of a dict."""
+    if len(items) % 2:
+        raise Malformed("the pickle sets a key without a value")
+    return ((_key(key), value) for key, value in zip(items[::2], items[1::2], strict=True))
 
 
 def _set_pairs(machine: Machine, items: list[Any]) -> None:
@@ -422,11 +592,13 @@ def _set_pairs(machine: Machine, items: list[Any]) -> None:
     pairs = zip(items[::2], items[1::2], strict=True)
     if isinstance(target, dict):
         for key, value in pairs:
+            if type(key) is Name:  # a class as a key is looked up, and no more
+                machine.loose[key] -= 1
             target[key if type(key) is str else _key(key)] = value
     elif isinstance(target, Made):
         target.add(pairs)
     else:
-        raise Malformed(f"the pickle sets items of a {type(target).__name__}")
+        raise Limit(f"the pickle sets items of a {type(target).__name__}")
 
 
 def _set_item(machine: Machine) -> None:
@@ -445,7 +617,81 @@ def _extend(machine: Machine, items: list[Any]) -> None:
     elif isinstance(target, list):
         target.extend(items)
     else:
-        raise Malformed(f"the pickle appends to a {type(target).__name__}")
+        raise Limit(f"the pickle appends to a {type(target).__name__}")
+
+
+def _text_line(convert: Callable[[str], Any]) -> Callable[[Machine], None]:
+    """Read a value that stands in a line, as protocol 0 has them."""
+    return lambda machine: machine.stack.append(convert(_line(machine)))
+
+
+def _int_line(text: str) -> bool | int:
+    if text in ("00", "01"):
+        return text == "01"
+    return _long_line(text)
+
+
+def _long_line(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise Limit(f"the pickle has a number of {len(text)} digits")
+    return _whole(text.removesuffix("L"))
+
+
+def _whole(text: str) -> int:
+    """Read a number as C does: a prefix may tell its base."""
+    try:
+        return int(text)
+    except ValueError:
+        return int(text, 0)
+
+
+def _quoted(text: str) -> bytes:
+    """Return the bytes of a text in quotes."""
+    if len(text) < 2 or text[0] != text[-1] or text[0] not in "\"'":  # noqa: PLR2004  two quotes
+        raise Malformed("the pickle has a text without quotes")
+    return codecs.escape_decode(text[1:-1])[0]
+
+
+def _text_as_escaped(machine: Machine) -> None:
+    machine.stack.append(_raw_line(machine).decode("raw-unicode-escape"))
+
+
+def _get_line(machine: Machine) -> None:
+    start = machine.at - 1
+    machine.get(_long_line(_line(machine)), start)
+
+
+def _put_line(machine: Machine) -> None:
+    machine.put(_long_line(_line(machine)))
+
+
+def _duplicate(machine: Machine) -> None:
+    value = machine.stack[-1]
+    if isinstance(value, Name):
+        machine.loose[value] += 1
+    machine.stack.append(value)
+
+
+def _persistent_line(machine: Machine) -> None:
+    machine.push_made(Persistent(_line(machine)))
+
+
+def _instance(machine: Machine) -> None:
+    """Call a class that is named in two lines with what stands since the last mark."""
+    machine.push_name(_line(machine), _line(machine))
+    of = machine.stack.pop()
+    _called_with(machine, of, tuple(machine.pop_mark()))
+
+
+def _object(machine: Machine) -> None:
+    """Call a class that stands behind the last mark with what follows it."""
+    of, *args = machine.pop_mark()
+    _called_with(machine, of, tuple(args))
+
+
+def _called_with(machine: Machine, of: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  as above
+    machine.note_instance(of, args)  # without arguments, Python only makes an instance
+    machine.push_made(make(of, args))
 
 
 def _append(machine: Machine) -> None:
@@ -460,6 +706,18 @@ def _appends(machine: Machine) -> None:
 _STEPS: Steps = {
     ord(code): step
     for code, step in {
+        "I": _text_line(_int_line),
+        "L": _text_line(_long_line),
+        "F": _text_line(float),
+        "S": _text_line(_quoted),
+        "V": _text_as_escaped,
+        "g": _get_line,
+        "p": _put_line,
+        "d": _marked(lambda items: dict(_pairs_of(items))),
+        "P": _persistent_line,
+        "i": _instance,
+        "o": _object,
+        "2": _duplicate,
         "\x80": Machine.check_protocol,
         "\x95": Machine.check_frame,
         "(": _mark,
@@ -501,7 +759,7 @@ _STEPS: Steps = {
         "c": _global,
         "\x93": _stack_global,
         "R": _call,
-        "\x81": _call,
+        "\x81": _new,
         "\x92": _call_with_names,
         "b": _build,
         "Q": _persistent,

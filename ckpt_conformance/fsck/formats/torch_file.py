@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck.formats import pickles, zips
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
-from ckpt_conformance.fsck.formats.pickle_names import judge_names
-from ckpt_conformance.fsck.formats.pickles import MOST_BYTES, Made, Name, Persistent
+from ckpt_conformance.fsck.formats.pickle_names import ANY, judge_names
+from ckpt_conformance.fsck.formats.pickles import (
+    MOST_BYTES,
+    Asked,
+    Broken,
+    Made,
+    Name,
+    Persistent,
+    Short,
+)
 from ckpt_conformance.fsck.source.findings import Kind, Malformed
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span
@@ -22,21 +30,47 @@ from ckpt_conformance.fsck.source.untrusted import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from ckpt_conformance.fsck.source.source import Readable
 
 _UTILS = "torch._utils"
 _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain bytes
 _REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
-_SCRIPT = "__torch__"  # the package of all classes of TorchScript
+SCRIPT = "__torch__"  # the package of all classes of TorchScript
+_PROTOCOL = b"\x80"  # since protocol 2, a pickle begins with it
+_PACKAGE = ".data/extern_modules"  # torch.package writes it
+_PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
-_LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # a pickle of torch's magic number
+_MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
+_OF_LEGACY = 5  # its pickles: magic, version, machine, structure, keys of storages
+STREAMS = (
+    1 << 12,
+    1 << 20,
+    16 << 20,
+    MOST_BYTES,
+)  # bytes of pickles that are read, one after the other
 
 
-class Legacy(Malformed):
-    """A file of torch before 1.6: one pickle after the other, and nothing protects them."""
+@dataclass(frozen=True)
+class Stream:
+    """Pickles that stand one behind the other: a file of torch before 1.6, or a plain pickle.
+
+    Attributes:
+        asked: what any of them asks for.
+        is_legacy: whether torch takes it for a file of its own.
+        problem: why the structure cannot be read; empty where it can.
+        is_limit: whether Python may read on where this stopped.
+        is_archive: whether it is members of a zip, and not the file itself.
+
+    """
+
+    asked: Asked
+    is_legacy: bool
+    problem: str = ""
+    is_limit: bool = False
+    is_archive: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +106,7 @@ class Problem(NamedTuple):
     tensors: tuple[str, ...] = ()
     start: int | None = None
     end: int | None = None
+    name: str = ""  # what an unsafe pickle asks for
 
 
 @dataclass
@@ -102,32 +137,88 @@ class Archive:
         self.problems.append(Problem(kind, what, tuple(tensors)))
 
 
-def read(file: Readable, start: int, length: int, own: Collection[str] = ()) -> Archive:
+def read(file: Readable, start: int, length: int) -> Archive:
     """Read the archive in [start, start + length) of a file, all but the payload.
-
-    `own` are packages whose classes are right in it: that of the library that wrote it.
 
     Raises:
         Malformed: it is no archive at all. What is wrong inside of one is in `problems`.
-        Legacy: it has the format from before there were archives.
 
     """
-    head = exactly(file, start, min(length, 16))
-    if head.startswith(_LEGACY):
-        raise Legacy("it has the format of torch before 1.6, which cannot be checked: save it anew")
     records = zips.records(file, start, length)
     overhead = length - sum(one.end - one.start for one in records.values())
     archive = Archive(overhead=overhead, records=records)
     structure = records.get("data.pkl")
-    if structure is None:
+    _read_others(file, records, archive)
+    if structure is None and _PACKAGE in records:
+        what = "it is a file of torch.package: who imports it runs the sources in it"
+        archive.problems.append(Problem(Kind.UNSAFE, what, name=ANY))
+    elif structure is None:
         archive.problem("the record data.pkl is missing: the structure of the checkpoint")
     else:
+        own: tuple[str, ...] = ()
         if _is_script(records):
             archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
-            own = (*own, _SCRIPT)
+            own = (SCRIPT,)
         _read_structure(file, structure, archive, own)
     _spans(records, archive)
     return archive
+
+
+def read_stream(file: Readable, length: int) -> Stream | None:
+    """Read the pickles at the beginning of a file that is no archive; None where there is none.
+
+    torch.load runs the first of them before it looks whether the file is one of its own.
+    """
+    return grown(lambda most: exactly(file, 0, min(length, most)), stream_of)
+
+
+def grown(
+    read: Callable[[int], bytes], look: Callable[[bytes, int], Stream | None]
+) -> Stream | None:
+    """Look at the first bytes of a pickle, at most as many as it takes.
+
+    `read` gives at most so many bytes from the beginning, `look` takes them and how many were asked
+    for.
+    """
+    for most in STREAMS:
+        data = read(most)
+        try:
+            return look(data, most)
+        except Short:
+            continue
+    what = f"a pickle of more than {STREAMS[-1]} bytes, which are not read"
+    return Stream(Asked(), is_legacy=False, problem=what, is_limit=True)
+
+
+def stream_of(data: bytes, most: int) -> Stream | None:
+    """Read all pickles that a legacy file has: which the first is, a call in it may hide.
+
+    None where the bytes begin with no pickle. Raises Short where they are too few, and as many as
+    were asked for: there may be more.
+    """
+    asked, is_legacy, number = Asked(), False, 0
+    try:
+        for held, one in pickles.load_each(data, _OF_LEGACY):
+            number += 1
+            asked.add(one)
+            is_legacy = is_legacy or (number == 1 and held == _MAGIC)
+    except Broken as error:
+        if len(data) == most and error.is_short:
+            raise Short(str(error)) from None
+        is_pickle = _is_pickle(data, error)
+        if number and not (is_legacy or is_pickle):
+            return Stream(asked, is_legacy)  # a plain pickle, and what else there is
+        asked.add(error.asked)
+        is_any = number or is_pickle
+        return Stream(asked, is_legacy, str(error), error.is_limit) if is_any else None
+    return Stream(asked, is_legacy)
+
+
+def _is_pickle(data: bytes, error: Broken) -> bool:
+    """Return whether it is more than bytes that begin like a pickle: a text may ask for a name."""
+    asked = error.asked
+    is_said = data.startswith(_PROTOCOL) and asked.names
+    return bool(is_said or error.is_limit or asked.called or asked.tricks)
 
 
 def _is_script(records: dict[str, zips.Record]) -> bool:
@@ -140,14 +231,16 @@ def _read_structure(
 ) -> None:
     """Rebuild the structure and find the tensors in it."""
     try:
-        tree, names = _load(file, record)
+        tree, asked = _load(file, record)
     except Malformed as error:
         problem = Problem(Kind.DAMAGED, f"data.pkl: {error}", (), record.start, record.end)
         archive.problems.append(problem)
+        if isinstance(error, Broken):
+            archive.problems += _unsafe("data.pkl", error.asked, own)
         return
     archive.tree = tree
-    for kind, text in judge_names(names, own):
-        archive.problem(f"data.pkl {text}", kind)
+    for kind, text, name in judge_names(asked, own):
+        archive.problems.append(Problem(kind, f"data.pkl {text}", name=name))
     for name, made in _tensors_of(tree):
         try:
             archive.tensors.append(tensor_of(name, made, archive.records))
@@ -155,7 +248,29 @@ def _read_structure(
             archive.problem(f"{name}: {error}", tensors=(name,))
 
 
-def _load(file: Readable, record: zips.Record) -> tuple[Any, set[Name]]:
+def _unsafe(record: str, asked: Asked, own: Collection[str] = ()) -> Iterator[Problem]:
+    """Yield what is unsafe of what a record asks for."""
+    for kind, text, name in judge_names(asked, own):
+        if kind is Kind.UNSAFE:
+            yield Problem(kind, f"{clip(record)} {text}", name=name)
+
+
+def _read_others(file: Readable, records: dict[str, zips.Record], archive: Archive) -> None:
+    """Look into pickles that torch.load does not read, and that other programs may."""
+    own = (SCRIPT,) if _is_script(records) else ()
+    for name, record in records.items():
+        if name == "data.pkl" or record.packed or not name.endswith(_PICKLES):
+            continue
+        try:
+            _, asked = _load(file, record)
+        except Broken as error:
+            asked = error.asked
+        except Malformed:
+            continue
+        archive.problems += _unsafe(name, asked, own)
+
+
+def _load(file: Readable, record: zips.Record) -> tuple[Any, Asked]:
     """Read a record as a pickle, if it is small enough for one."""
     size = record.end - record.start
     if size > MOST_BYTES:

@@ -190,6 +190,7 @@ def _checked(file: Readable, start: int, length: int, entries: list[_Listed]) ->
     """Check the local headers against the directory; records follow each other without a gap."""
     has_sums = any(listed.crc for listed in entries)
     checked: dict[str, Record] = {}
+    alike: dict[bytes, str] = {}  # torch looks whole names up without regard to case of ASCII
     names = [listed.name.decode("utf-8", "backslashreplace") for listed in entries]
     prefix = names[0].partition("/")[0] + "/" if names and "/" in names[0] else ""
     behind = start
@@ -200,8 +201,10 @@ def _checked(file: Readable, start: int, length: int, entries: list[_Listed]) ->
         end = data + listed.length
         behind = _descriptor(file, end, listed, name)
         short = name.removeprefix(prefix)
-        if short in checked:
-            raise Malformed(f"the record {short} occurs twice", data, end)
+        if other := alike.get(listed.name.lower()):
+            also = "" if other == short else f", as {other}: torch takes them for one"
+            raise Malformed(f"the record {short} occurs twice{also}", data, end)
+        alike[listed.name.lower()] = short
         packed = listed.common[2] == zlib.DEFLATED
         if packed:
             _check_packed(exactly(file, data, listed.length), listed, short, data)

@@ -106,31 +106,32 @@ def examine(
     return report, works
 
 
+_OF_ONE_FILE = {
+    Format.SAFETENSORS: parts.safetensors_part,
+    Format.JSON: parts.json_part,
+    Format.UNREFERENCED: parts.unreferenced_part,
+    Format.LINK: parts.link_part,
+    Format.UNKNOWN_NAME: parts.unknown_name_part,
+    Format.OTHER: parts.other_part,
+}
+"""What judges a file that leaves no work."""
+
+
 def _part(context: Context, candidate: Candidate, part: Part) -> list[Work]:
     """Judge one part."""
     base, name = part.base, part.base + part.name
-    works: list[Work] = []
     match part.form:
         case Format.REFERENCE:
-            works = parts.reference_part(context, base, part.name, candidate)
+            return parts.reference_part(context, base, part.name, candidate)
         case Format.DCP:
-            works = parts.dcp_part(context, base)
+            return parts.dcp_part(context, base)
         case Format.INDEX:
-            works = parts.index_part(context, base, part.name)
-        case Format.SAFETENSORS:
-            parts.safetensors_part(context, name)
-        case Format.JSON:
-            parts.json_part(context, name)
-        case Format.UNREFERENCED:
-            what = "nothing refers to this file: another program left it?"
-            context.report.say(Kind.NOTE, name, what)
-        case Format.LINK:
-            parts.link_part(context, name)
-        case Format.UNKNOWN_NAME:
-            parts.unknown_name_part(context, name)
+            return parts.index_part(context, base, part.name)
         case Format.TORCH:
-            works = parts.torch_part(context, name)
-    return works
+            return parts.torch_part(context, name)
+        case _:
+            _OF_ONE_FILE[part.form](context, name)
+            return []
 
 
 def _ranks(candidate: Candidate, folder: Folder, report: Report) -> None:

@@ -11,6 +11,7 @@ from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
 from ckpt_conformance.fsck.source.findings import SEVERITY, Report, State
 from ckpt_conformance.fsck.source.source import in_threads
 from ckpt_conformance.fsck.source.sums import DIVIDED, NOTHING, SAMPLED
+from ckpt_conformance.fsck.source.trust import NOBODY, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None] | None
 
-SCHEMA = "ckpt-conformance/fsck/v1"
+SCHEMA = "ckpt-conformance/fsck/v2"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Options:
         metadata_only: leave payload unread.
         sample: the share of the payload that is read, 0 to 1; `seed` chooses which.
         nan: count NaNs and infinities.
+        trust: names in pickles that the user vouches for.
 
     """
 
@@ -41,6 +43,7 @@ class Options:
     sample: float = 1.0
     seed: int = 0
     nan: bool = False
+    trust: Trust = NOBODY
 
     @property
     def sizes(self) -> Sizes:

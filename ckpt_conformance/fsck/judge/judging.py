@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckpt_conformance.fsck.judge.examine import examine, folder_of, resolved
 from ckpt_conformance.fsck.layouts.listing import Sort
-from ckpt_conformance.fsck.source.findings import Kind, Malformed, Report, State, ordered
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, Report, State, allowed, ordered
 from ckpt_conformance.fsck.source.places import changed, is_far
 from ckpt_conformance.fsck.source.source import CHUNK, EntryKind, cancelling_pool
 from ckpt_conformance.fsck.source.sums import NOTHING, Sums
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.layouts.listing import Found
+    from ckpt_conformance.fsck.source.findings import Finding
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.source import Folder
     from ckpt_conformance.fsck.source.sums import Sizes, Work
@@ -155,6 +156,7 @@ class Judging:
         report, works = examine(
             overview, candidate, folder, self.top, self.options.sizes if sizes is None else sizes
         )
+        report.findings = self._allowed(report.findings)
         step = report.step if candidate.step is None else candidate.step
         time = changed(candidate.path) if found.changed is None else found.changed
         opened.candidate, opened.folder = candidate, folder
@@ -181,10 +183,13 @@ class Judging:
     def _chosen(self, judgement: Judgement, works: list[Work], part: Slice) -> list[Work]:
         """Choose the works of a sample, and of those the ones of a slice."""
         report = judgement.report
+        looks = [one for one in works if one.is_look]
+        works = [one for one in works if not one.is_look]
         kept = sample(works, [one.size for one in works], self.options, report.path.name)
         report.unread = sum(one.size for one in works) - sum(one.size for one in kept)
         if self.options.metadata_only:
-            return []
+            kept = []
+        kept += looks
         if part.count == 1:
             return kept
         judgement.division, own = sliced(kept, part)
@@ -196,12 +201,16 @@ class Judging:
         if judgement is None:
             return None
         report = judgement.report
+        judgement.sums.findings = self._allowed(judgement.sums.findings)
         if opened.job.slice.count == 1:
             report.add(judgement.sums)
         if self.options.nan and report.state in (State.WHOLE, State.UNKNOWN):
             self._count_nans(opened, report)
         report.findings = ordered(report.findings)
         return judgement
+
+    def _allowed(self, findings: list[Finding]) -> list[Finding]:
+        return allowed(findings, self.options.trust.covers)
 
     def _count_nans(self, opened: _Opened, report: Report) -> None:
         if opened.folder is None or opened.candidate is None:

@@ -11,12 +11,13 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter, le
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import (
+    any_file,
     cover,
     dcp,
     manifest,
@@ -26,9 +27,10 @@ from ckpt_conformance.fsck.formats import (
     torch_file,
 )
 from ckpt_conformance.fsck.source.findings import Facts, Finding, Kind, Malformed, Report
-from ckpt_conformance.fsck.source.source import Absent, chunks, chunks_ahead, exactly
+from ckpt_conformance.fsck.source.source import Absent, chunks, chunks_ahead
 from ckpt_conformance.fsck.source.sums import (
     DIVIDED,
+    NOTHING,
     Sizes,
     Sums,
     Work,
@@ -55,14 +57,7 @@ if TYPE_CHECKING:
 LARGE = 64 << 20
 """Bytes of a file from which on several threads may share its digest."""
 _OF_RANK = re.compile(r"optim_\d+_rank(\d+)\.pt|__(\d+)_\d+\.distcp")
-_PICKLE = b"\x80"  # the first byte of every protocol since 2
 _MOST_FACTS = 200
-# Files that are instances of classes of the library that wrote them: it loads them as such.
-_OWN = {
-    "training_args.bin": ("transformers", "accelerate"),
-    "_optim_states.pt": ("deepspeed",),
-    "_model_states.pt": ("deepspeed",),
-}
 
 
 @dataclass(frozen=True)
@@ -93,15 +88,11 @@ def torch_part(context: Context, name: str) -> list[Work]:
 def _archive(context: Context, name: str) -> torch_file.Archive | None:
     """Read all of a file of `torch.save` but its payload; None, and a finding, where that fails."""
     folder, report = context.folder, context.report
-    own = next((packages for end, packages in _OWN.items() if name.endswith(end)), ())
     try:
         with folder.open(name) as file:
-            archive = torch_file.read(file, 0, folder.size(name), own)
-    except torch_file.Legacy as error:
-        report.say(Kind.UNKNOWN, name, str(error))
-        return None
+            archive = torch_file.read(file, 0, folder.size(name))
     except (OSError, Malformed) as error:
-        report.findings += _raw_pickle(folder, name) or [unreadable(name, error)]
+        report.findings += _no_archive(folder, name, unreadable(name, error))
         return None
     report.tensors += len(archive.tensors)
     report.structure += archive.overhead
@@ -150,7 +141,9 @@ def ties_of(tensors: Iterable[torch_file.Tensor]) -> int:
 def problems_of(name: str, archive: torch_file.Archive, key: str = "") -> list[Finding]:
     """Return what is wrong inside an archive; `key` is the tensor that it is the chunk of."""
     return [
-        Finding(one.kind, name, one.what, (key,) if key else one.tensors, one.start, one.end)
+        Finding(
+            one.kind, name, one.what, (key,) if key else one.tensors, one.start, one.end, one.name
+        )
         for one in archive.problems
     ]
 
@@ -185,34 +178,84 @@ def json_part(context: Context, name: str) -> None:
 # -- files that are a plain pickle -----------------------------------------------------------------
 
 
-def _raw_pickle(folder: Folder, name: str) -> list[Finding] | None:
-    """Report that a file of torch is a plain pickle; None where it is not even that."""
-    findings = _judge_pickle(folder, name)
-    if findings is None:
-        return None
-    what = "it is a plain pickle: torch.load refuses it, and nothing in it can be checked"
-    damages = [finding for finding in findings if finding.kind is Kind.DAMAGED]
-    return damages or [Finding(Kind.UNKNOWN, name, what)]
+def _no_archive(folder: Folder, name: str, bad: Finding) -> list[Finding]:
+    """Judge a file that is no archive; `bad` says so, where it holds no pickle either."""
+    stream = _stream_of(folder, name)
+    if stream is None:
+        return [bad]
+    found = _names_of(name, stream)
+    unsafe = [finding for finding in found if finding.kind is Kind.UNSAFE]
+    if stream.is_archive or (stream.problem and not stream.is_legacy and not stream.is_limit):
+        return [bad, *unsafe]
+    return [_unchecked(name, stream, may="" if unsafe else ": save it anew"), *found]
+
+
+def _unchecked(name: str, stream: torch_file.Stream, may: str) -> Finding:
+    """Say why pickles are not checked, and what one `may` do."""
+    if not stream.is_legacy:
+        plain = (
+            "it is a plain pickle: torch.load runs it, then refuses it; nothing in it is checked"
+        )
+        return Finding(Kind.UNKNOWN, name, stream.problem or plain)
+    if stream.problem:
+        what = f"it has the format of torch before 1.6: {stream.problem}"
+        return Finding(Kind.DAMAGED, name, what)
+    what = f"it has the format of torch before 1.6, which cannot be checked{may}"
+    return Finding(Kind.UNKNOWN, name, what)
+
+
+def unreferenced_part(context: Context, name: str) -> None:
+    """Report a file in a folder of DCP that nothing refers to; what it runs is unsafe."""
+    what = "nothing refers to this file: another program left it?"
+    context.report.say(Kind.NOTE, name, what)
+    look(context, name)
 
 
 def unknown_name_part(context: Context, name: str) -> None:
-    """Report that a file under a name of no library was not judged; code that it runs is damage."""
+    """Report that a file under a name of no library was not judged; what it runs is unsafe."""
     what = "no library writes this name, and it is no file of torch.save: it was not judged"
     context.report.say(Kind.NOTE, name, what)
-    context.report.findings += _judge_pickle(context.folder, name) or ()
+    stream = look(context, name)
+    if stream:
+        found = _names_of(name, stream)
+        context.report.findings += [one for one in found if one.kind is Kind.NOTE]
 
 
-def _judge_pickle(folder: Folder, name: str) -> list[Finding] | None:
-    """Judge the names that a pickle asks for; None where it is none."""
+def other_part(context: Context, name: str) -> None:
+    """Look at a file that no layout knows; what runs nothing is passed over, and listed."""
+    before = len(context.report.findings)
+    look(context, name)
+    if len(context.report.findings) == before:
+        context.report.passed_over.append(name)
+
+
+def look(context: Context, name: str) -> torch_file.Stream | None:
+    """Report what a load of a file that nobody judges may run."""
+    stream = _stream_of(context.folder, name)
+    if stream is None:
+        return None
+    unsafe = [one for one in _names_of(name, stream) if one.kind is Kind.UNSAFE]
+    context.report.findings += unsafe
+    if stream.is_limit and not unsafe:
+        what = f"it begins as a pickle, and nobody knows what it asks for: {stream.problem}"
+        context.report.say(Kind.UNKNOWN, name, what)
+    return stream
+
+
+def _stream_of(folder: Folder, name: str) -> torch_file.Stream | None:
+    """Read the pickles at the beginning of a file; None where it begins with none."""
     try:
-        size = folder.size(name)
         with folder.open(name) as file:
-            if size > pickles.MOST_BYTES or exactly(file, 0, min(size, 1)) != _PICKLE:
-                return None
-            _, names = pickles.load(exactly(file, 0, size))
+            return any_file.read(file, folder.size(name))
     except (OSError, Malformed):
         return None
-    return [Finding(kind, name, f"it {text}") for kind, text in pickle_names.judge_names(names)]
+
+
+def _names_of(name: str, stream: torch_file.Stream) -> list[Finding]:
+    return [
+        Finding(kind, name, f"it {text}", name=asked_for)
+        for kind, text, asked_for in pickle_names.judge_names(stream.asked, (torch_file.SCRIPT,))
+    ]
 
 
 # -- links -----------------------------------------------------------------------------------------
@@ -310,6 +353,7 @@ def _directory(context: Context, base: str) -> list[Work]:
         if shard.endswith(".distcp") and shard not in metadata.items:
             what = "nothing refers to this shard: another save left it?"
             report.say(Kind.NOTE, base + shard, what)
+            look(context, base + shard)
     return works
 
 
@@ -353,7 +397,29 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
     if packed:
         context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
         good = [item for item in good if not item.place.packed]
-    return _divided(context, name, good) if context.sizes.reads_payload else []
+    works = _divided(context, name, good) if context.sizes.reads_payload else []
+    return works if context.sizes.is_whole else [*works, *_look_works(context, name, good)]
+
+
+def _look_works(context: Context, name: str, items: Sequence[dcp.Item]) -> Iterator[Work]:
+    """Look for code in the items that are no tensors, whatever else of a shard is left out."""
+    values = [item for item in items if not item.dtype]
+    if values:
+        yield Work(0, partial(_look_at_items, context, name, values), is_look=True)
+
+
+def _look_at_items(context: Context, name: str, items: Sequence[dcp.Item], _: memoryview) -> Sums:
+    result = Sums()
+    for item in items:
+        start, end = item.place.start, item.place.end
+        try:
+            with context.folder.open(name) as file:
+                archive = torch_file.read(file, start, end - start)
+        except (OSError, Malformed):
+            continue  # what is damaged is told where all is read
+        found = problems_of(name, archive, item.key)
+        result.findings += [one for one in found if one.kind is Kind.UNSAFE]
+    return result
 
 
 def _check_bare(context: Context, name: str, items: Sequence[dcp.Item]) -> None:
@@ -485,11 +551,24 @@ def reference_part(context: Context, base: str, name: str, candidate: Candidate)
     for stranger in sorted({*there} - {*listed.files, name}):
         what = "the manifest does not list this file: another program left it?"
         report.say(Kind.NOTE, base + stranger, what)
-    return [
-        work
-        for file_name in sorted(listed.files)
-        for work in _digest_work(context, base, file_name, listed)
-    ]
+        look(context, base + stranger)
+    looks = Work(0, partial(_look_at_files, context, base, sorted(listed.files)), is_look=True)
+    digests = [_digest_work(context, base, file_name, listed) for file_name in sorted(listed.files)]
+    return [looks, *chain.from_iterable(digests)]
+
+
+def _look_at_files(context: Context, base: str, names: Sequence[str], buffer: memoryview) -> Sums:
+    """Look for code in files that have digests: who writes a manifest may write anything."""
+    own = replace(context, report=Report(context.report.path, ""), sizes=NOTHING)
+    for name in names:
+        if not name.endswith((".json", ".distcp", dcp.METADATA)):
+            look(own, base + name)
+    if dcp.METADATA in names:
+        shards = (metadata_of(own, base) or dcp.Metadata()).items
+        works = (shard_works(own, base + shard, items) for shard, items in shards.items())
+        for sums in run_all(list(chain.from_iterable(works)), buffer):
+            own.report.findings += sums.findings
+    return Sums([one for one in own.report.findings if one.kind is Kind.UNSAFE])
 
 
 def contradictions(listed: manifest.Manifest) -> Iterator[tuple[str, tuple[str, ...]]]:

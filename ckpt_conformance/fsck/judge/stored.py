@@ -224,6 +224,7 @@ def report_of(plain: ReportJson) -> Report:
         plain["world_size"],
         plain["ties"],
         None if not_finite is None else [NotFinite(**one) for one in not_finite],
+        passed_over=plain.get("passed_over", []),  # results of the first release have none
     )
 
 
@@ -235,6 +236,7 @@ def _finding_of(plain: FindingJson) -> Finding:
         tuple(plain["tensors"]),
         plain["start"],
         plain["end"],
+        plain.get("name", ""),  # results of the first release have none
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.formats import manifest, manifest_v2, zips
+from ckpt_conformance.fsck.formats import any_file, manifest, manifest_v2, zips
 from ckpt_conformance.fsck.formats.safetensors_file import read_index
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -75,9 +75,10 @@ class Format(StrEnum):
     LINK = "link"  # a step that lies elsewhere, or nowhere
     UNREFERENCED = "unreferenced"  # a file in a folder of DCP that nothing refers to
     UNKNOWN_NAME = "unknown-name"  # a file in a library's checkpoint, under none of its names
+    OTHER = "other"  # a file of no layout: it is looked at for code, and passed over
 
 
-_NO_DATA = (Format.JSON, Format.UNREFERENCED, Format.UNKNOWN_NAME)
+_NO_DATA = (Format.JSON, Format.UNREFERENCED, Format.UNKNOWN_NAME, Format.OTHER)
 
 
 class Part(NamedTuple):
@@ -239,6 +240,11 @@ def may_be_data(name: str) -> bool:
     return name.endswith(_MAYBE_TORCH)
 
 
+def is_text(name: str) -> bool:
+    """Return whether a name is one of a text, which nobody loads as a checkpoint."""
+    return name.endswith((".json", *_TEXT))
+
+
 def is_loose(name: str) -> bool:
     """Return whether a file of a run's folder is certainly a checkpoint, or a part of one."""
     return name.endswith((".safetensors", *_TORCH)) or _is_torch(name)
@@ -272,8 +278,23 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = 8) -
     for at, names in sorted(sub.items()):
         candidate.parts += _parts(inner, at, names, by_library=by_library)
     candidate.layout = layout_name(candidate)
-    if candidate.parts:
+    if _is_judged(inner, candidate.parts):
         overview.candidates.append(candidate)
+
+
+def _is_judged(folder: Folder, parts: Sequence[Part]) -> bool:
+    """Return whether parts are a checkpoint: one of them has a format, or runs code."""
+    if all(part.form is Format.OTHER for part in parts):
+        return any(in_threads(lambda part: _runs_code(folder, part.base + part.name), parts))
+    return True
+
+
+def _runs_code(folder: Folder, name: str) -> bool:
+    try:
+        with folder.open(name) as file:
+            return any_file.is_unsafe(file, folder.size(name))
+    except (OSError, Malformed):
+        return False
 
 
 def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> Iterator[Part]:
@@ -300,6 +321,8 @@ def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> 
             yield Part(Format.JSON, base, name)
         elif is_dcp:
             yield Part(Format.UNREFERENCED, base, name)
+        else:
+            yield Part(Format.OTHER, base, name)
 
 
 def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
@@ -328,10 +351,8 @@ def take_loose(
 ) -> None:
     """Take files of a run's folder as one checkpoint: those that hold tensors."""
     forms = in_threads(lambda name: format_of(folder, base + name), names)
-    parts = [
-        Part(form, "", name) for name, form in zip(names, forms, strict=True) if form is not None
-    ]
-    if parts:
+    parts = [Part(form or Format.OTHER, "", name) for name, form in zip(names, forms, strict=True)]
+    if _is_judged(folder.inner(base), parts):
         overview.candidates.append(_loose(folder, base, parts, step))
 
 
@@ -346,7 +367,8 @@ def sets(names: Iterable[str]) -> Iterator[list[str]]:
 def _loose(folder: Folder, base: str, parts: list[Part], step: int | None) -> Candidate:
     """Make a checkpoint of files that share a step."""
     root = folder.inner(base).root
-    names = [part.name for part in parts]
+    names = [part.name for part in parts if part.form is not Format.OTHER]
+    names = names or [part.name for part in parts]
     path = root / names[0] if len(names) == 1 or step is not None else root
     candidate = Candidate(path, root, "", step, parts, names)
     candidate.layout = layout_name(candidate)

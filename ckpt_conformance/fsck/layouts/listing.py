@@ -224,15 +224,22 @@ class Listing:
             yield from self._take(found)
         self._folder.prefetch([base])  # what is below may have displaced it: no file is asked for
         groups: dict[int | None, list[str]] = defaultdict(list)
+        others: list[str] = []
         for name in rest:
             if layouts.may_be_loose(name):
                 groups[layouts.step_of(name)].append(name)
+            elif entries[name] is EntryKind.FILE and not layouts.is_text(name):
+                others.append(name)
         alone = groups.pop(None, [])
         for step, group in sorted(groups.items(), key=lambda item: item[0] or 0):
             yield from self._take(self._some(Sort.FILES, base, group, step, links))
         is_run = len(alone) > 1 and self._is_run(before)
+        if not is_run and alone:
+            alone, others = [*alone, *others], []
         for group in layouts.sets(alone) if is_run else filter(None, [alone]):
             yield from self._take(self._some(Sort.FILES, base, group, None, links))
+        if others:  # no checkpoint, unless one of them runs code
+            yield from self._take(self._some(Sort.FILES, base, others, None, links))
 
     def _some(
         self,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.sums import Sums
@@ -36,13 +36,18 @@ class Malformed(ValueError):  # noqa: N818  it describes bytes; for the program 
         self.end = end
 
 
+class Unsafe(Malformed):
+    """Bytes that may run code where they are loaded."""
+
+
 class State(StrEnum):
-    """What a checkpoint is, worst last."""
+    """What a checkpoint is, worst last. To load an unsafe one may run code that is in it."""
 
     WHOLE = "whole"
     UNKNOWN = "unknown"
     INCOMPLETE = "incomplete"
     DAMAGED = "damaged"
+    UNSAFE = "unsafe"
 
 
 class Kind(StrEnum):
@@ -52,6 +57,7 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"
     MISSING = "missing"
     DAMAGED = "damaged"
+    UNSAFE = "unsafe"
 
 
 STATES = {
@@ -59,6 +65,7 @@ STATES = {
     Kind.UNKNOWN: State.UNKNOWN,
     Kind.MISSING: State.INCOMPLETE,
     Kind.DAMAGED: State.DAMAGED,
+    Kind.UNSAFE: State.UNSAFE,
 }
 SEVERITY = list(State)
 
@@ -72,6 +79,7 @@ class FindingJson(TypedDict):
     tensors: list[str]
     start: int | None
     end: int | None
+    name: str
 
 
 class NotFiniteJson(TypedDict):
@@ -107,6 +115,7 @@ class ReportJson(TypedDict):
     ties: int
     not_finite: list[NotFiniteJson] | None
     findings: list[FindingJson]
+    passed_over: list[str]
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,7 @@ class Finding:
         what: the value, the reason and the next step, in words.
         tensors: names of the tensors whose bytes it is about; empty where it is about none.
         start, end: the bytes of the file, end exclusive; None where it is about the whole file.
+        name: what an unsafe pickle asks for, as `module.name`; `*` for several; empty elsewhere.
 
     """
 
@@ -128,6 +138,7 @@ class Finding:
     tensors: tuple[str, ...] = ()
     start: int | None = None
     end: int | None = None
+    name: str = ""
 
     def to_json(self) -> FindingJson:
         """Return plain types."""
@@ -138,6 +149,7 @@ class Finding:
             "tensors": list(self.tensors),
             "start": self.start,
             "end": self.end,
+            "name": self.name,
         }
 
 
@@ -204,6 +216,7 @@ class Report:
         ties: groups of tensors that share their bytes.
         not_finite: tensors with NaNs or infinities; None where they were not counted.
         facts: what is known of the top of a structure, by file.
+        passed_over: files that no layout knows, and that run nothing.
 
     """
 
@@ -221,6 +234,7 @@ class Report:
     ties: int = 0
     not_finite: list[NotFinite] | None = None
     facts: dict[str, Facts] = field(default_factory=dict[str, Facts])
+    passed_over: list[str] = field(default_factory=list[str])
 
     @property
     def state(self) -> State:
@@ -240,6 +254,7 @@ class Report:
         self.ties += part.ties
         self.step = part.step
         self.facts |= part.facts
+        self.passed_over += part.passed_over
         self.world_size = part.world_size if self.world_size is None else self.world_size
 
     def add(self, sums: Sums | Report) -> None:
@@ -280,7 +295,18 @@ class Report:
             "ties": self.ties,
             "not_finite": None if not_finite is None else [one.to_json() for one in not_finite],
             "findings": [finding.to_json() for finding in self.findings],
+            "passed_over": self.passed_over,
         }
+
+
+def allowed(findings: Iterable[Finding], covers: Callable[[str], bool]) -> list[Finding]:
+    """Turn findings about names that the user vouches for into notes."""
+    return [
+        replace(one, kind=Kind.NOTE, what=f"{one.what} (allowed)")
+        if one.kind is Kind.UNSAFE and covers(one.name)
+        else one
+        for one in findings
+    ]
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed
+from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, Unsafe
 from ckpt_conformance.fsck.source.source import Absent, Unreachable, chunks
 
 if TYPE_CHECKING:
@@ -32,12 +32,14 @@ class Sizes:
         batch: bytes that one thread verifies before it takes the next work.
         part: bytes of one record that one thread sums; a longer record is divided.
         jobs: threads that there are.
+        is_whole: whether all payload is read.
 
     """
 
     batch: int = 64 << 20
     part: int = 64 << 20
     jobs: int = 1
+    is_whole: bool = True
 
     @property
     def reads_payload(self) -> bool:
@@ -46,9 +48,9 @@ class Sizes:
 
 
 DIVIDED = Sizes()
-NOTHING = Sizes(0, 0)
+NOTHING = Sizes(0, 0, is_whole=False)
 """No payload is read: of a million items none is kept."""
-SAMPLED = Sizes(4 << 20, sys.maxsize)
+SAMPLED = Sizes(4 << 20, sys.maxsize, is_whole=False)
 """Little at once, and no record divided: a part of one is verified by nothing."""
 
 
@@ -96,11 +98,13 @@ class Work:
     """Something to verify: about how many bytes it reads, and what does it, with a buffer.
 
     `span` is the long span that it is a part of: its parts are joined by the one that is last.
+    `is_look` says that it looks for code: no sample leaves it out.
     """
 
     size: int
     run: Callable[[memoryview], Sums]
     span: Span | None = None
+    is_look: bool = False
 
 
 def check_spans(folder: Folder, name: str, spans: Sequence[Span], buffer: memoryview) -> Sums:
@@ -207,7 +211,8 @@ def run_all(works: Sequence[Work], buffer: memoryview) -> Iterator[Sums]:
 def unreadable(name: str, error: OSError | Malformed) -> Finding:
     """Make a finding of why a file could not be read: missing, refused, or a failing disk."""
     if isinstance(error, Malformed):
-        return Finding(Kind.DAMAGED, name, str(error), error.tensors, error.start, error.end)
+        kind = Kind.UNSAFE if isinstance(error, Unsafe) else Kind.DAMAGED
+        return Finding(kind, name, str(error), error.tensors, error.start, error.end)
     if isinstance(error, Absent):
         return Finding(Kind.MISSING, name, "the file is missing")
     if isinstance(error, Unreachable):

@@ -1,0 +1,192 @@
+"""What a load of a file of any name may run: pickles, wherever programs look for them.
+
+That is a plain pickle, objects in an array of numpy, pickles in a zip of any writer, and those in a
+tar archive, which torch.load still unpacks. Nothing here says that a file is right.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+import zipfile
+import zlib
+from dataclasses import replace
+from functools import partial
+from typing import IO, TYPE_CHECKING
+
+from ckpt_conformance.fsck.formats import zips
+from ckpt_conformance.fsck.formats.pickle_names import judge_names
+from ckpt_conformance.fsck.formats.pickles import Asked
+from ckpt_conformance.fsck.formats.torch_file import SCRIPT, Stream, grown, read_stream, stream_of
+from ckpt_conformance.fsck.source.findings import Kind
+from ckpt_conformance.fsck.source.source import exactly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckpt_conformance.fsck.source.source import Readable
+
+_ARRAY = b"\x93NUMPY"
+_BLOCK = 512  # bytes of a header in a tar archive
+_CHECKSUM = slice(148, 156)
+_OF_TORCH = {"storages", "tensors", "pickle"}  # members of the archives of torch before 0.1.10
+_MOST_MEMBERS = 100_000
+
+
+def read(file: Readable, length: int) -> Stream | None:
+    """Return what a load of a file asks for; None where it holds no pickle.
+
+    Raises:
+        OSError, Malformed: it cannot be read.
+
+    """
+    head = exactly(file, 0, min(_BLOCK, length))
+    if head.startswith(zips.MAGIC):
+        zipped = _together(_zipped(file, length))
+        return zipped and replace(zipped, is_archive=True)
+    if head.startswith(_ARRAY):
+        return grown(lambda most: exactly(file, 0, min(length, most)), _array)
+    if _is_tar(head):
+        return _tar(file, length)
+    return read_stream(file, length)
+
+
+def is_unsafe(file: Readable, length: int) -> bool:
+    """Return whether a load of a file may run code."""
+    stream = read(file, length)
+    return stream is not None and any(
+        kind is Kind.UNSAFE for kind, *_ in judge_names(stream.asked, (SCRIPT,))
+    )
+
+
+def _of_bytes(data: bytes, most: int) -> Stream | None:
+    look = _array if data.startswith(_ARRAY) else stream_of
+    return look(data, most)
+
+
+def _array(data: bytes, most: int) -> Stream | None:
+    """Return what the objects of an array ask for: they follow its header as a pickle."""
+    wide = data[6:7] > b"\x01"
+    form = struct.Struct("<I" if wide else "<H")
+    start = 8 + form.size
+    if len(data) < start:
+        return None
+    (size,) = form.unpack_from(data, 8)
+    if b"O" not in data[start : start + size]:
+        return None
+    return stream_of(data[start + size :], most - start - size)
+
+
+def _together(streams: Iterator[Stream | None]) -> Stream | None:
+    """Put what the members of an archive ask for together."""
+    asked, is_any, problem = Asked(), False, ""
+    for stream in streams:
+        if stream is not None:
+            asked.add(stream.asked)
+            is_any = True
+            problem = problem or (stream.problem if stream.is_limit else "")
+    return (
+        Stream(asked, is_legacy=False, problem=problem, is_limit=bool(problem)) if is_any else None
+    )
+
+
+# -- archives --------------------------------------------------------------------------------------
+
+
+class _Whole(io.RawIOBase):
+    """A file as the standard library wants it."""
+
+    def __init__(self, file: Readable, length: int) -> None:
+        self._file, self._length, self._at = file, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        base = (0, self._at, self._length)[whence]
+        self._at = min(max(base + offset, 0), self._length)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        left = self._length - self._at
+        data = exactly(self._file, self._at, left if size < 0 else min(size, left))
+        self._at += len(data)
+        return data
+
+
+def _zipped(file: Readable, length: int) -> Iterator[Stream | None]:
+    """Yield what the members of a zip ask for, however wrong the archive is."""
+    try:
+        with zipfile.ZipFile(_Whole(file, length)) as archive:
+            for member in archive.infolist()[:_MOST_MEMBERS]:
+                yield _of_member(archive, member)
+    except _UNREADABLE:
+        return
+
+
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    EOFError,
+)
+
+
+def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stream | None:
+    parts = member.filename.split("/")
+    if parts[-2:-1] == ["data"] and parts[-1].isdecimal():
+        return None  # a storage
+    try:
+        with archive.open(member) as opened:
+            return grown(partial(_up_to_the_fault, bytearray(), opened), _of_bytes)
+    except _UNREADABLE:
+        return None
+
+
+def _up_to_the_fault(data: bytearray, opened: IO[bytes], most: int) -> bytes:
+    """Read on in a member; what comes before its CRC turns out wrong is kept in `data`."""
+    try:
+        while len(data) < most and (piece := opened.read(min(most - len(data), 1 << 16))):
+            data += piece
+    except (zipfile.BadZipFile, zlib.error):
+        pass
+    return bytes(data)
+
+
+def _is_tar(head: bytes) -> bool:
+    """Return whether a block is the header of a tar archive: its bytes have the sum it says."""
+    if len(head) < _BLOCK:
+        return False
+    try:
+        said = int(head[_CHECKSUM].rstrip(b" \0").strip() or b"-1", 8)
+    except ValueError:
+        return False
+    return said == sum(head) - sum(head[_CHECKSUM]) + 8 * ord(" ")
+
+
+def _tar(file: Readable, length: int) -> Stream | None:
+    """Return what the members of a tar archive ask for; one of torch's is not read as a whole."""
+    names, streams = set[str](), list[Stream | None]()
+    try:
+        with tarfile.open(fileobj=_Whole(file, length), mode="r:") as archive:
+            for _, member in zip(range(_MOST_MEMBERS), archive, strict=False):
+                names.add(member.name)
+                opened = archive.extractfile(member) if member.isreg() else None
+                if opened:
+                    streams.append(grown(partial(_up_to_the_fault, bytearray(), opened), _of_bytes))
+    except (tarfile.TarError, ValueError, EOFError):
+        pass
+    stream = _together(iter(streams))
+    if not names & _OF_TORCH:
+        return stream
+    what = "it is a tar archive of torch before 0.1.10, which cannot be checked"
+    return Stream(stream.asked if stream else Asked(), is_legacy=False, problem=what, is_limit=True)
