@@ -404,7 +404,7 @@ class TwoRules(CheckpointManager):
     "B04-once",
     url="NVIDIA-NeMo/Megatron-Bridge#5964",
     change="a manager lists the directory once, and again only after its own saves",
-    violates={"CKC-DISC-017"},
+    violates={"CKC-DISC-017", "CKC-SIDE-012"},
 )
 class ListsOnce(CheckpointManager):
     """Does not see what another process saves."""

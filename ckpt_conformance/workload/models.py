@@ -243,7 +243,9 @@ class WithLayouts(Plain):
     def __init__(self, without: Collection[str] = ()) -> None:
         """Draw every tensor from the global generator."""
         super().__init__(without)
-        images, volumes = torch.channels_last, torch.channels_last_3d
+        plain = Feature.CHANNELS_LAST in without
+        images = torch.contiguous_format if plain else torch.channels_last
+        volumes = torch.contiguous_format if plain else torch.channels_last_3d
         filters = torch.rand(2, 3, 4, FEATURES) + 0.5
         self.filters = nn.Parameter(filters.to(memory_format=images))
         self.register_buffer("pixels", torch.rand(2, 3, 4, FEATURES).to(memory_format=images))

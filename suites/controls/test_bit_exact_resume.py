@@ -184,9 +184,9 @@ def test_tensors_of_images_come_back(subject: Subject) -> None:
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
     controls.require(test_buffers_are_the_saved_ones, subject)
-    resumption.arrive(subject, "layouts", owner=True)
     message = "a tensor in channels_last is not what was saved"
-    resumption.identity(subject, "model", message, lambda path: path in IMAGES, "layouts")
+    images = IMAGES.__contains__
+    features.comes_back(subject, Feature.CHANNELS_LAST, "layouts", images, message)
 
 
 @check("CKC-RTRP-004")

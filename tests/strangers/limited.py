@@ -36,6 +36,7 @@ def has(feature: str, job: TrainingJob) -> bool:
         Feature.TIED: lambda: len({id(p) for _, p in parameters}) < len(parameters),
         Feature.EXTRA_STATE: lambda: any(isinstance(value, dict) for value in state.values()),
         Feature.VIEWS: lambda: any(_is_partial(tensor) for tensor in tensors),
+        Feature.CHANNELS_LAST: lambda: any(not tensor.is_contiguous() for tensor in tensors),
         Feature.DOTTED: lambda: _is_dotted(job.components["extra"].state_dict()),
     }
     if feature in DTYPES:
@@ -180,6 +181,7 @@ scalar_undeclared = make(Feature.SCALAR, is_declared=False)
 unused_undeclared = make(Feature.UNUSED, is_declared=False)
 extra_undeclared = make(Feature.EXTRA_STATE, is_declared=False)
 float8_undeclared = make(Feature.FLOAT8, is_declared=False)
+channels_undeclared = make(Feature.CHANNELS_LAST, is_declared=False)
 views_undeclared = make(Feature.VIEWS, is_declared=False)
 without_extra = replace(make(), holds=EVERYTHING - {"extra", "ema"} | {"gradients"})
 scalar_lost = make(Feature.SCALAR, is_silent=True)

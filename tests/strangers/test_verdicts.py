@@ -41,6 +41,7 @@ UNDECLARED = {
     "extra_undeclared": {"CKC-RTRP-006"},
     "float8_undeclared": {"CKC-RTRP-004"},
     "views_undeclared": {"CKC-RTRP-004"},
+    "channels_undeclared": {"CKC-RTRP-004"},
 }
 TRICKS = ("log", "linked", "synchronous", "data_synchronous", "direct")
 ASCENDING = ("ascending", "ascending_wordless")

@@ -139,6 +139,8 @@ def make() -> DeepSpeed:
         # `fp16` the precision of the whole model is float32.
         cannot_hold={
             "bfloat16": "config-json, 'bf16: Configuration for using bfloat16 floating-point "
-            "format as an alternative to FP16': one precision for the whole model"
+            "format as an alternative to FP16': one precision for the whole model",
+            "channels-last": "engine.py, _broadcast_model: 'p.data.view(torch.uint8)': the engine "
+            "takes parameters alone that are contiguous",
         },
     )
