@@ -37,6 +37,7 @@ EXTRAS = {
     "fast": {"isal"},
     "memory": {"pyfakefs"},
     "cluster": {"distributed", "cryptography"},
+    "scanners": {"picklescan", "modelscan", "fickling"},
     "s3": {"s3fs"},
     "all": {"ckpt-conformance"},
     "accelerate": {"accelerate"},
