@@ -132,7 +132,7 @@ def test_views_of_one_memory_stay_what_each_is(subject: Subject) -> None:
     """
     subject.need(holds=["optimizer"])
     controls.require(test_moments_reach_a_fresh_optimizer, subject)
-    resumption.arrive(subject, "layouts", owner=True)
+    features.arrive(subject, "layouts")
     message = "a view of other state is not what was saved"
     resumption.identity(subject, "optimizer", message, _is_view, "layouts")
 
