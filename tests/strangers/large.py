@@ -43,10 +43,13 @@ class Headed(StepFiles):
         states["tails"] = {k: (v.dtype, v.shape) for k, v in large.items()}
         small = io.BytesIO()
         torch.save(states, small)
-        tail = b"".join(v.contiguous().numpy().tobytes() for v in large.values())
-        content = small.getvalue() + tail
-        front = FRONT.pack(small.tell(), len(tail), self.digest(memoryview(content)))
-        self.publish(step, front + content)
+        content = bytearray(FRONT.size) + small.getbuffer()
+        for value in large.values():  # in place: one copy of a tensor of 4 GiB is enough
+            content += memoryview(value.contiguous().numpy()).cast("B")
+        more = len(content) - FRONT.size - small.tell()
+        digest = self.digest(memoryview(content)[FRONT.size :])
+        FRONT.pack_into(content, 0, small.tell(), more, digest)
+        self.publish(step, content)
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         wanted = self.wanted(step)

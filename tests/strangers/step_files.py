@@ -33,7 +33,7 @@ class StepFiles:
     def path(self, step: int) -> Path:
         return self.root / f"step-{step:08d}"
 
-    def publish(self, step: int, content: bytes) -> None:
+    def publish(self, step: int, content: bytes | bytearray) -> None:
         """Put the file of a step there: whole and synced before it has its name."""
         draft = self.root / "draft"
         draft.write_bytes(content)
