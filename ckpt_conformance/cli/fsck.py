@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpt_conformance.cli import progress as cli_progress
+from ckpt_conformance.cli import stopping
 from ckpt_conformance.cli.options import (
     OnCluster,
     Part,
@@ -142,6 +143,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.source import places
 
+    stopping.end_at_once()
     cluster = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs, "threads").place()
     path = places.place(place)
     places.check_there(path)
@@ -427,6 +429,9 @@ def corrupt(  # noqa: PLR0913  one parameter for each option
     _check_request(path, out, file)
     try:
         damage = at_rest.copy_damaged(path, out, fault, random.Random(seed), file)  # noqa: S311  a drill
+    except KeyboardInterrupt:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
     except (Unknown, ValueError, OSError) as error:  # shutil.Error is an OSError
         shutil.rmtree(out, ignore_errors=True)
         raise requests.RequestError(f"{path} cannot be damaged by {fault}: {error}") from error

@@ -8,11 +8,12 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as from_safetensors
 
 from ckpt_conformance.fsck.formats import safetensors_file
-from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, State, TooLarge
 from ckpt_conformance.fsck.source.untrusted import MOST_WEIGHT, parse_json, weight
 
@@ -149,3 +150,39 @@ def test_headers_are_refused_as_the_library_refuses_them(sort: str, tmp_path: Pa
 def test_the_library_refuses_it_too(sort: str) -> None:
     with pytest.raises(SafetensorError):
         from_safetensors(header(TEXTS[sort][0], 1))
+
+
+# -- --nan: the bytes that exist, not the elements that are shown ----------------------------------
+
+
+def nans(root: Path) -> Report:
+    (report,) = judge(root, Options(nan=True)).reports
+    return report
+
+
+def test_an_element_that_is_shown_again_and_again_is_read_once(tmp_path: Path) -> None:
+    shown = 10**15
+    values = torch.tensor([1.0, float("nan")])
+    state = {"a": values[1].expand(shown), "b": values[:1].expand(shown), "c": values.expand(3, 2)}
+    torch.save(state, tmp_path / "a.pt")
+    report = nans(tmp_path)
+    assert report.state is State.WHOLE
+    counts = {one.tensor: (one.nan, one.elements) for one in report.not_finite or []}
+    assert counts == {"a": (shown, shown), "c": (3, 6)}
+
+
+def test_elements_that_overlap_are_not_counted(tmp_path: Path) -> None:
+    values = torch.zeros(10_000)
+    torch.save({"w": values.as_strided((5_000, 5_000), (1, 1))}, tmp_path / "a.pt")
+    report = nans(tmp_path)
+    (found,) = report.findings
+    assert (found.kind, report.state) == (Kind.UNKNOWN, State.UNKNOWN)
+    assert "25000000 elements overlap in 39996 bytes" in found.what
+
+
+def test_many_views_of_the_same_bytes_are_not_all_counted(tmp_path: Path) -> None:
+    values = torch.zeros(100_000)
+    torch.save({str(number): values[number:] for number in range(20)}, tmp_path / "a.pt")
+    report = nans(tmp_path)
+    assert {one.kind for one in report.findings} == {Kind.UNKNOWN}
+    assert len(report.findings) == 12

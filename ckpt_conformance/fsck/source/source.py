@@ -206,19 +206,23 @@ def in_threads(
     """Apply an action that waits for a disk or a network to many items; results in their order."""
     if len(items) < _FEW:
         return [action(one) for one in items]
-    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+    with cancelling_pool(min(threads, len(items))) as pool:
         return list(pool.map(action, items))
 
 
 @contextlib.contextmanager
 def cancelling_pool(threads: int) -> Generator[ThreadPoolExecutor]:
-    """Open a pool of threads that begins nothing more once an error, Ctrl-C too, leaves it."""
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            yield pool
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    """Open a pool of threads that begins nothing more once an error, Ctrl-C too, leaves it.
+
+    What its threads do then is not waited for: they only read, and a store may never answer.
+    """
+    pool = ThreadPoolExecutor(threads)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def exactly(file: Readable, start: int, length: int) -> bytes:
@@ -272,7 +276,7 @@ def chunks_ahead(file: Readable, start: int, end: int) -> Iterator[memoryview]:
     expect(file, start, end)
     at, turn = start, 0
     file.seek(at)
-    with ThreadPoolExecutor(1) as reader:
+    with cancelling_pool(1) as reader:
         coming = reader.submit(file.readinto, buffers[turn][: end - at])
         while at < end:
             got = coming.result()
