@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckpt_conformance.cli import stopping
 from ckpt_conformance.cli.fsck import (
     AllowCode,
     AllowName,
@@ -53,6 +54,7 @@ def diff(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.fsck.diff.diff import diff as compare
     from ckpt_conformance.fsck.source import places
 
+    stopping.end_at_once()
     renames = tuple(_rename(left) for left in rename or ())
     patterns = tuple(_pattern(left, "--only") for left in only or ())
     left, right = places.place(a), places.place(b)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpt_conformance.cli import progress as cli_progress
+from ckpt_conformance.cli import stopping
 from ckpt_conformance.cli.options import (
     OnCluster,
     Part,
@@ -103,6 +105,12 @@ def fsck(  # noqa: PLR0913  one parameter for each option
             help="Print the path of the newest whole checkpoint; 1 if there is none, 2 if unknown."
         ),
     ] = False,
+    null: Annotated[
+        bool,
+        typer.Option(
+            "--null", "-0", help="End the path of --newest-whole with a NUL, not a newline."
+        ),
+    ] = False,
     metadata_only: Annotated[
         bool, typer.Option(help="Read structure and sizes only: no digest, no CRC.")
     ] = False,
@@ -142,6 +150,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.source import places
 
+    stopping.end_at_once()
     cluster = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs, "threads").place()
     path = places.place(place)
     places.check_there(path)
@@ -149,12 +158,14 @@ def fsck(  # noqa: PLR0913  one parameter for each option
         raise requests.RequestError(
             "--metadata-only reads no payload: leave out --sample and --nan"
         )
+    if null and (as_json or not newest_whole):
+        raise requests.RequestError("--null is for the path that --newest-whole prints")
     trust = trust_of(allow_name or [], is_all=allow_code)
     options = Options(jobs or threads(path), metadata_only, sample, seed, nan, trust)
     asked = Asked(part_of(shard, results), results, plan, write_plan, cluster)
     if newest_whole:
         asked.refuse("--newest-whole", "stops at the first whole checkpoint, and needs no parts")
-        raise typer.Exit(_judge_newest(path, options, as_json=as_json))
+        raise typer.Exit(_judge_newest(path, options, as_json=as_json, null=null))
     if write_plan:
         raise typer.Exit(_write_plan(path, asked))
     raise typer.Exit(_judge_all(path, options, asked, as_json=as_json))
@@ -212,7 +223,7 @@ class Asked:
             raise requests.RequestError(f"{option} {why}: leave out {' and '.join(others)}")
 
 
-def _judge_newest(path: places.Where, options: Options, *, as_json: bool) -> int:
+def _judge_newest(path: places.Where, options: Options, *, as_json: bool, null: bool) -> int:
     from ckpt_conformance.fsck.judge.judge import judge_newest
     from ckpt_conformance.fsck.source import places
 
@@ -222,7 +233,7 @@ def _judge_newest(path: places.Where, options: Options, *, as_json: bool) -> int
     if as_json:
         typer.echo(json.dumps(judged.to_json(), indent=2))
     else:
-        _say_newest(judged)
+        _say_newest(judged, null=null)
     return _gate(judged)
 
 
@@ -364,20 +375,29 @@ def threads(*where: places.Where) -> int:
     return max(environment.usable_cpus(), FAR_THREADS if is_far else 1)
 
 
-def _say_newest(judged: Judged) -> None:
-    """Print one path for a script; say on stderr what was passed over, and why."""
+def _say_newest(judged: Judged, *, null: bool) -> None:
+    """Print one path for a script; say on stderr what was passed over, and why.
+
+    Raises RequestError for a path that a script would take for two.
+    """
     from ckpt_conformance.report import fsck_lines
 
     newest = judged.newest_whole
     for report in judged.reports:
         if report is not newest:
             why = fsck_lines.describe(report.findings[0]) if report.findings else ""
-            terminal.say(f"passed over: {report.path}: {report.state}: {why}", error=True)
+            where = fsck_lines.one_line(report.path)
+            terminal.say(f"passed over: {where}: {report.state}: {why}", error=True)
     if hidden := _hidden(judged):
-        what = f"{hidden.path} could not be judged, and may be the newest whole checkpoint"
+        where = fsck_lines.one_line(hidden.path)
+        what = f"{where} could not be judged, and may be the newest whole checkpoint"
         terminal.say(what, error=True)
     elif newest:
-        typer.echo(str(newest.path))
+        path = os.fsencode(str(newest.path))  # a name need not be UTF-8
+        if not null and len(path.splitlines()) != 1:
+            shown = fsck_lines.one_line(newest.path)
+            raise requests.RequestError(f"the path {shown} has a line break: read it with --null")
+        typer.echo(path + (b"\0" if null else b"\n"), nl=False)
     else:
         terminal.say(f"no whole checkpoint in {judged.path}", error=True)
 
@@ -427,6 +447,9 @@ def corrupt(  # noqa: PLR0913  one parameter for each option
     _check_request(path, out, file)
     try:
         damage = at_rest.copy_damaged(path, out, fault, random.Random(seed), file)  # noqa: S311  a drill
+    except KeyboardInterrupt:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
     except (Unknown, ValueError, OSError) as error:  # shutil.Error is an OSError
         shutil.rmtree(out, ignore_errors=True)
         raise requests.RequestError(f"{path} cannot be damaged by {fault}: {error}") from error

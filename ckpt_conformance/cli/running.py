@@ -27,8 +27,11 @@ def run(app: typer.Typer, usage_errors: tuple[type[Exception], ...]) -> None:
     _open_descriptors()
     stop = stopping.Stop()
     try:
-        with stop:
-            app()
+        try:
+            with stop:
+                app()
+        finally:
+            stop.leave()
     except SystemExit as left:
         if stop.status:  # whatever it left with: 1, as typer has it, would mean "violations"
             raise SystemExit(stop.status) from None

@@ -2,13 +2,19 @@
 
 The first signal raises where the command is, so that it removes its temporary folders and writes
 what it has found. Later ones are passed over: CI sends SIGINT, then SIGTERM, then SIGKILL, and what
-winds up must not be cut short by the second.
+winds up must not be cut short by the second. A command whose threads only read (`end_at_once`) does
+not wait for them: a thread may wait for a network that does not answer.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import os
 import signal
-from typing import TYPE_CHECKING, Any, Self
+import sys
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -16,6 +22,7 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELL = 128  # a shell's exit status of a command that a signal ended is 128 + the signal
 INTERRUPTED = SHELL + signal.SIGINT
+GRACE = 0.5  # seconds that a command has to wind up whose threads only read
 
 
 class Stopped(KeyboardInterrupt):
@@ -29,9 +36,12 @@ class Stop:
     background job of a script) stays ignored.
     """
 
+    current: ClassVar[Stop | None] = None
+
     def __init__(self) -> None:
         """Take nothing yet."""
         self.signal: signal.Signals | None = None
+        self.is_at_once = False
         self._before: dict[signal.Signals, Any] = {}  # what `signal.signal` gave
 
     def __enter__(self) -> Self:
@@ -39,10 +49,12 @@ class Stop:
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._take)
+        Stop.current = self
         return self
 
     def __exit__(self, *_: object) -> None:
         """Restore the handlers that were there."""
+        Stop.current = None
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -50,9 +62,36 @@ class Stop:
         del frame
         if self.signal is None:
             self.signal = signal.Signals(number)
+            if self.is_at_once:
+                # Not `threading`: the main thread may hold its locks where the signal came.
+                _thread.start_new_thread(self._leave_after_grace, ())
             raise Stopped(self.signal.name)
 
     @property
     def status(self) -> int | None:
         """Exit status of a stopped command: 130 Ctrl-C, 143 SIGTERM, 129 a hang-up; else None."""
         return SHELL + self.signal if self.signal else None
+
+    def leave(self) -> None:
+        """Leave, if a signal came to a command that ends at once: no thread is waited for."""
+        if self.signal is not None and self.is_at_once:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            self._leave()
+
+    def _leave_after_grace(self) -> None:
+        time.sleep(GRACE)
+        self._leave()
+
+    def _leave(self) -> NoReturn:
+        os._exit(self.status or INTERRUPTED)
+
+
+def end_at_once() -> None:
+    """Have the first signal end this process, whatever its threads wait for.
+
+    For commands that only read. What they leave elsewhere, as a cluster of their own, has a keeper.
+    """
+    if Stop.current is not None:
+        Stop.current.is_at_once = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,25 @@ def test_newest_whole_prints_one_path_for_a_script(runs: Path) -> None:
     assert "passed over" in done.stderr
     none = cli("fsck", runs / "dcp_000005", "--newest-whole")
     assert (none.returncode, none.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("sign", ["\n", "\r"])
+def test_a_path_with_a_line_break_is_printed_with_a_nul_only(sign: str, tmp_path: Path) -> None:
+    (tmp_path / f"a{sign}b").mkdir()
+    torch.save({"w": torch.ones(2)}, tmp_path / f"a{sign}b" / "step_5.pt")
+    for folder in (tmp_path, tmp_path / f"a{sign}b"):
+        refused = cli("fsck", folder, "--newest-whole")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "read it with --null" in refused.stderr
+    whole = os.fsencode(tmp_path / f"a{sign}b" / "step_5.pt") + b"\0"
+    command = [sys.executable, "-m", "ckpt_conformance", "fsck", str(tmp_path), "--newest-whole"]
+    done = subprocess.run([*command, "-0"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, whole)
+
+
+def test_a_nul_ends_nothing_but_the_newest_whole(runs: Path) -> None:
+    for words in ((), ("--newest-whole", "--json")):
+        assert cli("fsck", runs, "--null", *words).returncode == 2
 
 
 def test_what_does_not_exist_is_a_usage_error(runs: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
 from ckpt_conformance.fsck.formats.pickles import Made, Name, Persistent
 from ckpt_conformance.fsck.formats.torch_file import Tensor, as_tensor, storage_of, tensor_of
-from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.findings import TooLarge
 from ckpt_conformance.fsck.source.untrusted import clip, is_dict, is_sequence, is_tuple
 
 if TYPE_CHECKING:
@@ -31,10 +31,6 @@ _PARAMETERS = {
 }
 _PLAIN = (type(None), bool, int, float, str, bytes, Name)
 _METADATA = 6  # the argument of _rebuild_tensor_v2 that says what is still to be done
-
-
-class TooLarge(Malformed):
-    """A structure of more values or levels than are compared; nothing is wrong with it."""
 
 
 @dataclass(frozen=True)

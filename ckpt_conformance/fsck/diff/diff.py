@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.contents import content
 from ckpt_conformance.fsck.contents.content import Content, Tensor
-from ckpt_conformance.fsck.contents.leaves import TooLarge
 from ckpt_conformance.fsck.contents.tiles import Reader
 from ckpt_conformance.fsck.diff import compare
 from ckpt_conformance.fsck.diff.compare import Difference, SideError, Sides, Status
 from ckpt_conformance.fsck.judge.examine import examine, find, folder_of
 from ckpt_conformance.fsck.layouts import layouts
-from ckpt_conformance.fsck.source.findings import Kind, Malformed, allowed
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, TooLarge, allowed
 from ckpt_conformance.fsck.source.source import CHUNK, cancelling_pool
 from ckpt_conformance.fsck.source.sums import NOTHING, check_spans, run_all
 from ckpt_conformance.fsck.source.trust import NOBODY, Trust

@@ -24,6 +24,7 @@ from ckpt_conformance.fsck.source.untrusted import (
     is_list,
     is_tuple,
     plain,
+    without_collector,
 )
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def read_metadata(data: bytes) -> Metadata:
 
     What contradicts itself inside of it is in `problems`.
     """
-    with pickles.without_collector():
+    with without_collector():
         try:
             return _metadata(*pickles.load(data, _MANY))
         except Broken as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import gc
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,10 +20,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.untrusted import is_dict, is_list, is_sequence, is_tuple
+from ckpt_conformance.fsck.source.untrusted import (
+    is_dict,
+    is_list,
+    is_sequence,
+    is_tuple,
+    without_collector,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from ckpt_conformance.fsck.formats.pickle_runs import Runs
 
@@ -394,18 +399,6 @@ def load_each(data: bytes, most: int) -> Iterator[tuple[Any, Asked]]:
             machine = Machine(data, at=at)
             yield machine.run(_STEPS), machine.asked
             at = machine.at + 1
-
-
-@contextlib.contextmanager
-def without_collector() -> Generator[None]:
-    """Pause the collector of cycles: millions of new parts would make it look at all of them."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 # -- instructions ----------------------------------------------------------------------------------

@@ -7,23 +7,30 @@ The index of Hugging Face is read here, too: it says which file holds which tens
 
 from __future__ import annotations
 
+import math
 import os
 import struct
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from ckpt_conformance.fsck.formats.dtypes import SAFETENSORS_BITS, elements
-from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import (
-    Json,
+    MOST_COUNT,
     clip,
     count,
     is_dict,
     is_list,
     object_or_empty,
     parse_json,
+    parse_value,
     plain,
+    without_collector,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +43,25 @@ _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
 
 
-@dataclass(frozen=True)
+_QUOTES = 8  # of an entry: three keys, and the name of a dtype
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT - 1)]
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What the header says of a tensor."""
+
+    dtype: str
+    shape: tuple[_Count, ...]
+    data_offsets: tuple[_Count, _Count]
+
+
+_HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENTRY = msgspec.json.Decoder(_Entry)
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """A tensor of the header: its bytes in the file, end exclusive."""
 
@@ -64,19 +89,46 @@ def read(file: Readable, start: int = 0) -> list[Stored]:
         why = f"its header claims {length} bytes of {size}: cut short, or overwritten"
         raise Malformed(why, start, first)
     try:
-        return _tensors(parse_json(exactly(file, first, length)), begin, size)
+        with without_collector():
+            return _tensors(_entries(exactly(file, first, length)), begin, size)
     except Malformed as error:
         place = (error.start or first, error.end or begin)
-        raise Malformed(f"its header: {error}", *place, error.tensors) from None
+        kind = TooLarge if isinstance(error, TooLarge) else Malformed
+        raise kind(f"its header: {error}", *place, error.tensors) from None
 
 
-def _tensors(header: Json, begin: int, size: int) -> list[Stored]:
+def _entries(header: bytes) -> dict[str, msgspec.Raw]:
+    """Divide the header into its entries, each still text: there may be a million.
+
+    Raises:
+        Malformed: no object, or a key that occurs twice: a decoder would take the last of them.
+
+    """
+    try:
+        entries = _HEADER.decode(header)
+    except (ValueError, RecursionError) as error:
+        parse_json(header)  # says more
+        raise Malformed(f"no JSON that safetensors reads: {str(error)[:200]}") from None
+    notes = bytes(entries.get(_METADATA, b""))
+    if header.count(b"\\") != notes.count(b"\\"):  # a name with an escape: quotes tell nothing
+        parse_json(header)
+        return entries
+    quotes = sum(bytes(entry).count(b'"') for entry in entries.values()) + 2 * len(entries)
+    if quotes != header.count(b'"'):
+        raise Malformed("a key occurs twice")
+    return entries
+
+
+def _tensors(header: dict[str, msgspec.Raw], begin: int, size: int) -> list[Stored]:
     """Check every entry against its shape, and all of them against the buffer."""
-    notes = header.pop(_METADATA, {})
+    notes = parse_value(bytes(header.pop(_METADATA, b"{}")))
     if not is_dict(notes) or not all(isinstance(note, str) for note in notes.values()):
         raise Malformed(f"{_METADATA} is no object of texts")
-    tensors = [_tensor(name, entry, begin) for name, entry in header.items()]
-    tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
+    tensors: list[Stored] = []
+    while header:  # taken apart as it is read
+        name, entry = header.popitem()
+        tensors.append(_tensor(name, bytes(entry), begin))
+    tensors.sort(key=attrgetter("start", "end"))
     at = begin
     for tensor in tensors:
         if tensor.start != at:
@@ -94,8 +146,24 @@ def _tensors(header: Json, begin: int, size: int) -> list[Stored]:
     return tensors
 
 
-def _tensor(name: str, entry: object, begin: int) -> Stored:
-    """Check one entry against its shape."""
+def _tensor(name: str, text: bytes, begin: int) -> Stored:
+    """Check one entry against its shape; the usual one is decoded at once."""
+    try:
+        entry = _ENTRY.decode(text)
+    except (ValueError, RecursionError):
+        return _checked(name, parse_value(text), begin)
+    is_simple = text.count(b'"') == _QUOTES and b"\\" not in text  # so no field occurs twice
+    bits = SAFETENSORS_BITS.get(entry.dtype, 0)
+    first, last = entry.data_offsets
+    is_fit = bits and (last - first) * 8 == math.prod(entry.shape) * bits
+    if not is_simple or not is_fit:
+        return _checked(name, parse_value(text), begin)
+    dtype = sys.intern(entry.dtype)
+    return Stored(name, dtype, entry.shape, begin + first, begin + last)
+
+
+def _checked(name: str, entry: object, begin: int) -> Stored:
+    """Check one entry against its shape, and say what is wrong with it."""
     if not is_dict(entry):
         raise Malformed(f"{clip(name)} is no object")
     shape, offsets, dtype = entry.get("shape"), entry.get("data_offsets"), entry.get("dtype")

@@ -22,7 +22,6 @@ from ckpt_conformance.fsck.formats import (
     dcp,
     manifest,
     pickle_names,
-    pickles,
     safetensors_file,
     torch_file,
 )
@@ -45,6 +44,7 @@ from ckpt_conformance.fsck.source.untrusted import (
     is_dict,
     object_or_empty,
     parse_json,
+    without_collector,
 )
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ def _compare(context: Context, index: str, file: str, expected: set[str], stored
 
 def dcp_part(context: Context, base: str) -> list[Work]:
     """Judge a directory of DCP: the metadata, its shards, and what each item should be."""
-    with pickles.without_collector():
+    with without_collector():
         return _directory(context, base)
 
 

@@ -40,6 +40,10 @@ class Unsafe(Malformed):
     """Bytes that may run code where they are loaded."""
 
 
+class TooLarge(Malformed):
+    """More bytes, values or levels than are read; nothing is known to be wrong with it."""
+
+
 class State(StrEnum):
     """What a checkpoint is, worst last. To load an unsafe one may run code that is in it."""
 

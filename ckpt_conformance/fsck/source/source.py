@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 
-from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -180,7 +180,7 @@ class Folder(ABC):
         """
 
     def read(self, name: str, most: int) -> bytes:
-        """Read a small file; raises as `open` does, and Malformed for more bytes than `most`."""
+        """Read a small file; raises as `open` does, and TooLarge for more bytes than `most`."""
         with self.open(name) as file:
             return whole(file, most)
 
@@ -206,26 +206,30 @@ def in_threads(
     """Apply an action that waits for a disk or a network to many items; results in their order."""
     if len(items) < _FEW:
         return [action(one) for one in items]
-    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+    with cancelling_pool(min(threads, len(items))) as pool:
         return list(pool.map(action, items))
 
 
 @contextlib.contextmanager
 def cancelling_pool(threads: int) -> Generator[ThreadPoolExecutor]:
-    """Open a pool of threads that begins nothing more once an error, Ctrl-C too, leaves it."""
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            yield pool
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    """Open a pool of threads that begins nothing more once an error, Ctrl-C too, leaves it.
+
+    What its threads do then is not waited for: they only read, and a store may never answer.
+    """
+    pool = ThreadPoolExecutor(threads)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def exactly(file: Readable, start: int, length: int) -> bytes:
     """Read bytes at a place; Malformed where the file does not have them."""
     file.seek(start)
-    data = b""
-    while len(data) < length and (piece := file.read(length - len(data))):
+    data = file.read(length)  # mostly all of it: no second copy
+    while 0 < len(data) < length and (piece := file.read(length - len(data))):
         data += piece
     if len(data) != length:
         raise Malformed(
@@ -235,10 +239,10 @@ def exactly(file: Readable, start: int, length: int) -> bytes:
 
 
 def whole(file: Readable, limit: int) -> bytes:
-    """Read a small file; Malformed where it is larger than any of its sort."""
+    """Read a small file; TooLarge where it is larger than any of its sort."""
     size = file.seek(0, os.SEEK_END)
     if size > limit:
-        raise Malformed(f"it is {size} bytes long, and {limit} are read at most")
+        raise TooLarge(f"it is {size} bytes long, and {limit} are read at most")
     return exactly(file, 0, size)
 
 
@@ -272,7 +276,7 @@ def chunks_ahead(file: Readable, start: int, end: int) -> Iterator[memoryview]:
     expect(file, start, end)
     at, turn = start, 0
     file.seek(at)
-    with ThreadPoolExecutor(1) as reader:
+    with cancelling_pool(1) as reader:
         coming = reader.submit(file.readinto, buffers[turn][: end - at])
         while at < end:
             got = coming.result()

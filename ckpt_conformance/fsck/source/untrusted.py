@@ -5,10 +5,15 @@ No length, type or name is taken for granted. A value that is wrong raises `Malf
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 Json = dict[str, object]
 """A JSON object as it was read: nothing is known of its values."""
@@ -16,6 +21,11 @@ Json = dict[str, object]
 MOST_COUNT = 1 << 63
 MOST_JSON = 256 << 20
 """Bytes of a JSON file, or of the metadata of DCP, that are read at most."""
+MOST_WEIGHT = 256 << 20
+"""Bytes of memory that the values of a JSON text may take, as `weight` has them."""
+
+_WEIGHTS = {b"{": 256, b"[": 72, b",": 40, b'"': 32}
+"""Bytes of an object, a list, an item with its place, and half a text, in CPython."""
 
 
 def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
@@ -70,19 +80,58 @@ def plain(name: object) -> str:
     return name
 
 
-def parse_json(data: bytes) -> Json:
-    """Read a JSON object in which no key occurs twice; Malformed for anything else."""
+@contextlib.contextmanager
+def without_collector() -> Generator[None]:
+    """Pause the collector of cycles: millions of new parts would make it look at all of them."""
+    was = gc.isenabled()
+    gc.disable()
     try:
-        parsed: object = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def weight(data: bytes) -> int:
+    """Return about how many bytes a JSON text and its values take once they are read.
+
+    Signs are counted, those inside of texts, too: nothing is parsed, and nothing allocated.
+    """
+    text = len(data) if data.isascii() else 4 * len(data)  # one sign can make all of them wide
+    return 2 * text + sum(data.count(sign) * size for sign, size in _WEIGHTS.items())
+
+
+def parse_json(data: bytes) -> Json:
+    """Read a JSON object in which no key occurs twice.
+
+    Raises:
+        TooLarge: its values would take more memory than `MOST_WEIGHT`.
+        Malformed: anything else than such an object.
+
+    """
+    parsed = parse_value(data)
+    if not is_dict(parsed):
+        raise Malformed(f"no JSON object but a {type(parsed).__name__}")
+    return parsed
+
+
+def parse_value(data: bytes) -> object:
+    """Read a JSON value of any type; raises as `parse_json` does."""
+    heavy = weight(data)
+    if heavy > MOST_WEIGHT:
+        limit = f"its values would take some {heavy >> 20} MiB, and {MOST_WEIGHT >> 20} are given"
+        raise TooLarge(f"{len(data)} bytes of JSON are more than is looked into: {limit}")
+    try:
+        with without_collector():
+            return json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except UnicodeDecodeError as error:
         raise Malformed(f"no UTF-8 text: byte {error.start} is {data[error.start]:#04x}") from None
     except RecursionError:
         raise Malformed("JSON that is nested deeper than any save writes") from None
     except ValueError as error:
+        if isinstance(error, Malformed):
+            raise
         raise Malformed(f"no JSON: {str(error)[:200]}") from None
-    if not is_dict(parsed):
-        raise Malformed(f"no JSON object but a {type(parsed).__name__}")
-    return parsed
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> Json:
