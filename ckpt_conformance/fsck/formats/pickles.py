@@ -388,7 +388,8 @@ def _ends_of_reads(data: bytes, start: int) -> Iterator[int]:
     import pickletools  # only where a frame ends so
 
     yield start + 1
-    argument = pickletools.code2op[chr(data[start])].arg
+    code = chr(data[start])
+    argument = next(one.arg for one in pickletools.opcodes if one.code == code)
     if argument is None:
         return
     if argument.n == pickletools.UP_TO_NEWLINE:

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats.dtypes import SAFETENSORS_BITS, elements
+from ckpt_conformance.fsck.formats.dtypes import SAFETENSORS_BITS
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import (
@@ -34,6 +34,7 @@ MOST_HEADER = 100_000_000
 
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
+_MOST_PRODUCT = 1 << 64  # the library multiplies in words of 64 bits
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,12 @@ def read(file: Readable, start: int = 0) -> list[Stored]:
 
 def _tensors(header: Json, begin: int, size: int) -> list[Stored]:
     """Check every entry against its shape, and all of them against the buffer."""
-    notes = header.pop(_METADATA, {})
+    notes = header.pop(_METADATA, None)
+    notes = {} if notes is None else notes
     if not is_dict(notes) or not all(isinstance(note, str) for note in notes.values()):
         raise Malformed(f"{_METADATA} is no object of texts")
+    for text in (*header, *notes, *notes.values()):
+        _check_text(text)
     tensors = [_tensor(name, entry, begin) for name, entry in header.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
     at = begin
@@ -94,6 +98,26 @@ def _tensors(header: Json, begin: int, size: int) -> list[Stored]:
     return tensors
 
 
+def _check_text(text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can write, and the library cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = f"{clip(text)} has half of a character (a lone surrogate) at {error.start}"
+        raise Malformed(f"{what}: the library refuses it") from None
+
+
+def _elements(name: str, sizes: tuple[int, ...]) -> int:
+    """Multiply the sizes in their order, as the library does: a 0 comes too late for some."""
+    total = 1
+    for size in sizes:
+        total *= size
+        if total >= _MOST_PRODUCT:
+            what = f"{clip(name)} of shape {sizes[:8]}: its sizes have a product beyond 64 bits"
+            raise Malformed(f"{what}, and the library refuses it")
+    return total
+
+
 def _tensor(name: str, entry: object, begin: int) -> Stored:
     """Check one entry against its shape."""
     if not is_dict(entry):
@@ -108,7 +132,7 @@ def _tensor(name: str, entry: object, begin: int) -> Stored:
     bits = SAFETENSORS_BITS.get(str(dtype))
     if bits is None:
         raise Malformed(f"{clip(name)} has the dtype {clip(dtype)}, which does not exist")
-    if len(ends) != 2 or (ends[1] - ends[0]) * 8 != elements(sizes) * bits:  # noqa: PLR2004  first, last
+    if len(ends) != 2 or (ends[1] - ends[0]) * 8 != _elements(name, sizes) * bits:  # noqa: PLR2004  first, last
         raise Malformed(f"{clip(name)} of shape {sizes[:8]} does not fit its bytes {ends[:2]}")
     return Stored(name, str(dtype), sizes, begin + ends[0], begin + ends[1])
 
