@@ -30,8 +30,9 @@ from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import MOST_JSON, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from ckpt_conformance.fsck.formats.cover import Box
     from ckpt_conformance.fsck.layouts.layouts import Candidate, Part
     from ckpt_conformance.fsck.source.source import Folder, Readable
 
@@ -223,11 +224,58 @@ def _json(content: Content, name: str, top: str) -> Iterator[str]:
 
 def _dcp(content: Content, base: str, top: str) -> Iterator[str]:
     """Read a directory of DCP: tensors as chunks, other items as data."""
-    metadata = dcp.read_metadata(content.folder.read(base + dcp.METADATA, MOST_JSON))
-    yield base + dcp.METADATA
+    names = dcp.metadata_of_ranks(content.folder.listing(base))
+    if len(names) > 1:
+        yield from _dcp_of_ranks(content, base, top, names)
+        return
+    name = next(iter(names.values()), dcp.METADATA)
+    metadata = dcp.read_metadata(content.folder.read(base + name, MOST_JSON))
+    yield base + name
+    for shard in sorted(metadata.items):
+        yield base + shard
+    pieces = _pieces(content, base, top, metadata)
+    for key, tensor in metadata.tensors.items():
+        _add_chunks(content, joined(top, key), tensor, pieces.get(key, []))
+
+
+def _dcp_of_ranks(content: Content, base: str, top: str, names: dict[int, str]) -> Iterator[str]:
+    """Read what each rank saved alone; tensors that they divided are put together.
+
+    Of parts that several ranks have the first is taken.
+    """
+    read = {
+        rank: dcp.read_metadata(content.folder.read(base + name, MOST_JSON))
+        for rank, name in names.items()
+    }
+    yield from (base + name for name in names.values())
+    both = dcp.divided(read.values())
+    together: dict[str, dict[Box, Piece]] = {}
+    for rank, metadata in read.items():
+        own = joined(top, f"rank{rank}")
+        yield from (base + shard for shard in sorted(metadata.items))
+        pieces = _pieces(content, base, own, metadata)
+        for key, tensor in metadata.tensors.items():
+            if key not in both:
+                _add_chunks(content, joined(own, key), tensor, pieces.get(key, []))
+            for piece in pieces.get(key, []) if key in both else ():
+                together.setdefault(key, {}).setdefault(piece.box, piece)
+    for key, tensors in both.items():
+        if dcp.joined_chunks(tensors) is None:
+            raise Malformed(f"the ranks do not agree on {key}: their parts fit no one tensor")
+        _add_chunks(content, joined(top, key), tensors[0], together.get(key, {}).values())
+
+
+def _add_chunks(content: Content, name: str, tensor: dcp.Stored, pieces: Iterable[Piece]) -> None:
+    item = ITEM_SIZE[tensor.dtype]
+    content.add(name, Tensor(tensor.dtype, tensor.shape, tuple(pieces), item))
+
+
+def _pieces(
+    content: Content, base: str, top: str, metadata: dcp.Metadata
+) -> dict[str, list[Piece]]:
+    """Return the chunks of each tensor; other items are added at once."""
     pieces: dict[str, list[Piece]] = {}
     for shard, items in sorted(metadata.items.items()):
-        yield base + shard
         bare = dcp.bare_tensors(items)
         others = [item for item in items if not item.dtype] if bare else items
         for key, piece in _bare(content.folder, base + shard, bare):
@@ -243,10 +291,7 @@ def _dcp(content: Content, base: str, top: str) -> Iterator[str]:
                 pieces.setdefault(stored.key, []).append(piece)
             else:
                 _item(content, base + shard, joined(top, stored.key), place, length)
-    for key, tensor in metadata.tensors.items():
-        item = ITEM_SIZE[tensor.dtype]
-        mine = tuple(pieces.get(key, ()))
-        content.add(joined(top, key), Tensor(tensor.dtype, tensor.shape, mine, item))
+    return pieces
 
 
 def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[str, Piece]]:

@@ -38,7 +38,7 @@ def find(path: Where) -> Overview:
 @contextlib.contextmanager
 def _listing(path: Where) -> Generator[None]:
     """Turn what listing raises into RequestError, and refuse half a DCP."""
-    if not path.is_dir() and (path.suffix == ".distcp" or path.name == ".metadata"):
+    if not path.is_dir() and (path.suffix == ".distcp" or path.name.endswith(".metadata")):
         raise RequestError(f"{path} is a part of a DCP checkpoint; give its folder: {path.parent}")
     try:
         yield

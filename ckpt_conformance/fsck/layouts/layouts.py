@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.formats import any_file, manifest, manifest_v2, zips
+from ckpt_conformance.fsck.formats import any_file, dcp, manifest, manifest_v2, zips
 from ckpt_conformance.fsck.formats.safetensors_file import read_index
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -60,7 +60,7 @@ _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 _TEXT = {".md", ".txt", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"}
 _DATA = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-_SIGNATURES = (".metadata", _DCP_MANIFEST, manifest_v2.MANIFEST)
+_SIGNATURES = (dcp.METADATA, _DCP_MANIFEST, manifest_v2.MANIFEST)
 
 
 class Format(StrEnum):
@@ -207,7 +207,10 @@ def _hides_a_folder(folder: Folder, name: str) -> bool:
 
 def is_by_names(names: Iterable[str]) -> bool:
     """Return whether a folder is one checkpoint by the names in it."""
-    return any(name in _SIGNATURES or name.endswith((".distcp", *_INDEX)) for name in names)
+    return any(
+        name in _SIGNATURES or name.endswith((".distcp", *_INDEX)) or dcp.is_of_rank(name)
+        for name in names
+    )
 
 
 def _is_split(folder: Folder, base: str, inner: list[str]) -> bool:
@@ -299,13 +302,20 @@ def _runs_code(folder: Folder, name: str) -> bool:
 
 def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> Iterator[Part]:
     """Yield what a folder inside a checkpoint holds."""
-    is_dcp = ".metadata" in names or any(name.endswith(".distcp") for name in names)
+    of_ranks = list(filter(dcp.is_of_rank, names))
+    is_dcp = bool(of_ranks) or any(
+        name == dcp.METADATA or name.endswith(".distcp") for name in names
+    )
     if _is_reference(folder, base, names):
         yield Part(Format.REFERENCE, base, _DCP_MANIFEST)
         return
     if is_dcp:
-        yield Part(Format.DCP, base, ".metadata")
-    taken = {".metadata", *(name for name in names if name.endswith((".distcp", *_INDEX)))}
+        yield Part(Format.DCP, base, dcp.METADATA)
+    taken = {
+        dcp.METADATA,
+        *of_ranks,
+        *(name for name in names if name.endswith((".distcp", *_INDEX))),
+    }
     for name in names:
         if name.endswith(_INDEX):
             yield Part(Format.INDEX, base, name)
