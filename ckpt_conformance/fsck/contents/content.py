@@ -27,7 +27,7 @@ from ckpt_conformance.fsck.layouts import layouts
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.source import exactly
-from ckpt_conformance.fsck.source.untrusted import MOST_JSON, parse_json
+from ckpt_conformance.fsck.source.untrusted import MOST_JSON, is_dict, parse_any_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -214,10 +214,10 @@ def _index(content: Content, base: str, name: str, top: str) -> Iterator[str]:
 
 def _json(content: Content, name: str, top: str) -> Iterator[str]:
     """Read a JSON file as values."""
-    data = content.folder.read(name, MOST_JSON)
-    if data[:1] == b"[":
+    value = parse_any_json(content.folder.read(name, MOST_JSON))
+    if not is_dict(value):
         return  # compared by its bytes
-    for key, leaf in leaves.of_tree(parse_json(data), {}, top):
+    for key, leaf in leaves.of_tree(value, {}, top):
         content.add(key, leaf if isinstance(leaf, Value) else Value(None))
     yield name
 

@@ -43,8 +43,9 @@ from ckpt_conformance.fsck.source.untrusted import (
     MOST_JSON,
     clip,
     is_dict,
+    is_list,
     object_or_empty,
-    parse_json,
+    parse_any_json,
 )
 
 if TYPE_CHECKING:
@@ -169,11 +170,15 @@ def _header(context: Context, name: str) -> list[safetensors_file.Stored]:
 def json_part(context: Context, name: str) -> None:
     """Judge a JSON file of any library: it is text, and it is JSON."""
     try:
-        data = context.folder.read(name, MOST_JSON)
-        if data[:1] != b"[":
-            context.report.facts |= facts_of(name, parse_json(data))
+        value = parse_any_json(context.folder.read(name, MOST_JSON))
     except (OSError, Malformed) as error:
         context.refuse(name, error)
+        return
+    if is_dict(value) or is_list(value):
+        context.report.facts |= facts_of(name, value)
+    else:
+        what = f"no JSON object and no list but a {type(value).__name__}"
+        context.report.say(Kind.DAMAGED, name, what)
 
 
 # -- files that are a plain pickle -----------------------------------------------------------------

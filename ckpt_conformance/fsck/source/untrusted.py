@@ -72,6 +72,14 @@ def plain(name: object) -> str:
 
 def parse_json(data: bytes) -> Json:
     """Read a JSON object in which no key occurs twice; Malformed for anything else."""
+    parsed = parse_any_json(data)
+    if not is_dict(parsed):
+        raise Malformed(f"no JSON object but a {type(parsed).__name__}")
+    return parsed
+
+
+def parse_any_json(data: bytes) -> object:
+    """Read a JSON value in which no object has a key twice; Malformed for anything else."""
     try:
         parsed: object = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except UnicodeDecodeError as error:
@@ -80,8 +88,6 @@ def parse_json(data: bytes) -> Json:
         raise Malformed("JSON that is nested deeper than any save writes") from None
     except ValueError as error:
         raise Malformed(f"no JSON: {str(error)[:200]}") from None
-    if not is_dict(parsed):
-        raise Malformed(f"no JSON object but a {type(parsed).__name__}")
     return parsed
 
 
