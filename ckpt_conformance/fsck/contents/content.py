@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.contents import leaves
 from ckpt_conformance.fsck.contents.leaves import Value, joined
-from ckpt_conformance.fsck.contents.tiles import Piece
+from ckpt_conformance.fsck.contents.tiles import Piece, dense_piece
 from ckpt_conformance.fsck.formats import (
     dcp,
+    hf_shards,
     manifest,
     safetensors_file,
     torch_file,
@@ -41,7 +42,7 @@ BYTES = "bytes"
 _TAG = "__ckpt__"
 _REFERENCE_FILE = re.compile(r"(model|optim|extra)_\d+(?:_rank(\d+))?\.pt")
 _DCP_RANK = re.compile(r"extra_state_(rank\d+)\.pt")
-_DATA = (Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP)
+_DATA = (Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.HF_SHARDS)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def read(folder: Folder, candidate: Candidate) -> Content:
     taken: set[str] = set()
     several = sum(part.form in _DATA for part in candidate.parts) > 1
     for part in candidate.parts:
-        is_named = several or part.form is Format.JSON
+        is_named = part.form is not Format.HF_SHARDS and (several or part.form is Format.JSON)
         stem = _stem(part.name, candidate.step) if is_named else ""
         taken.update(_part(content, part, joined(_dotted(part.base), stem)))
     for name in sorted(set(candidate.files) - taken):
@@ -132,6 +133,8 @@ def _part(content: Content, part: Part, top: str) -> Iterator[str]:
                 yield from _dcp(content, base, _dotted(base))
             case Format.INDEX:
                 yield from _index(content, base, name, top)
+            case Format.HF_SHARDS:
+                yield from _hf_shards(content, base, _dotted(base))
             case Format.SAFETENSORS:
                 yield from _safetensors(content, base + name, top)
             case Format.TORCH:
@@ -189,18 +192,26 @@ def _safetensors(content: Content, name: str, top: str) -> Iterator[str]:
         dtype = FROM_SAFETENSORS.get(tensor.dtype)
         shape = tensor.shape if dtype else (tensor.end - tensor.start,)
         item = ITEM_SIZE[dtype] if dtype else 1
-        piece = Piece(((0,) * len(shape), shape), name, tensor.start, dense(shape, item))
+        piece = dense_piece(name, tensor.start, ((0,) * len(shape), shape), item)
         content.add(joined(top, tensor.name), Tensor(dtype or tensor.dtype, shape, (piece,), item))
     yield name
 
 
-def dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    """Return the strides in bytes of elements that lie one after the other."""
-    steps: list[int] = []
-    for size in reversed(shape):
-        steps.append(item)
-        item *= size
-    return tuple(reversed(steps))
+def _hf_shards(content: Content, base: str, top: str) -> Iterator[str]:
+    """Read the shards of a folder; the parts of a tensor are put together."""
+    chunks: list[hf_shards.Chunk] = []
+    for name in filter(hf_shards.is_shard, content.folder.listing(base)):
+        with content.folder.open(base + name) as file:
+            chunks += hf_shards.read(file, base + name)
+        yield base + name
+    for name, own in hf_shards.by_name(chunks).items():
+        whole = hf_shards.join(own)
+        dtype = FROM_SAFETENSORS.get(whole.dtype)
+        if dtype is None:
+            raise Malformed(f"{name} is {whole.dtype}, whose parts cannot be put together here")
+        item = ITEM_SIZE[dtype]
+        pieces = [dense_piece(one.file, one.stored.start, one.box, item) for one in own]
+        content.add(joined(top, name), Tensor(dtype, whole.shape, tuple(pieces), item))
 
 
 def _index(content: Content, base: str, name: str, top: str) -> Iterator[str]:
@@ -301,8 +312,8 @@ def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[s
     with folder.open(shard) as file:
         stored = dcp.read_bare(file, items)
     for item in items:
-        stride = dense(item.shape, ITEM_SIZE[item.dtype])
-        yield item.key, Piece((item.at, item.shape), shard, stored[item.key].start, stride)
+        start, box = stored[item.key].start, (item.at, item.shape)
+        yield item.key, dense_piece(shard, start, box, ITEM_SIZE[item.dtype])
 
 
 def _item(content: Content, shard: str, key: str, place: int, length: int) -> None:

@@ -131,6 +131,11 @@ def metadata_of_ranks(names: Iterable[str]) -> dict[int, str]:
     return {int(match[1]): match[0] for match in sorted(matches, key=lambda one: int(one[1]))}
 
 
+def is_file(name: str) -> bool:
+    """Return whether a name, without its folder, is one that DCP writes."""
+    return name == METADATA or name.endswith(".distcp") or is_of_rank(name)
+
+
 def is_of_rank(name: str) -> bool:
     """Return whether a name is that of a rank's metadata."""
     return _OF_RANK.fullmatch(name) is not None

@@ -51,6 +51,14 @@ class Stored:
 def read(file: Readable, start: int = 0) -> list[Stored]:
     """Read the header of a file, in the order of the bytes; `start` is where its format begins.
 
+    Raises as `read_with_notes`.
+    """
+    return read_with_notes(file, start)[0]
+
+
+def read_with_notes(file: Readable, start: int = 0) -> tuple[list[Stored], dict[str, str]]:
+    """Read the header of a file as `read` does, and the texts in its `__metadata__`.
+
     Raises:
         Malformed: a header that the size of the file contradicts, or that contradicts itself.
 
@@ -71,7 +79,7 @@ def read(file: Readable, start: int = 0) -> list[Stored]:
         raise Malformed(f"its header: {error}", *place, error.tensors) from None
 
 
-def _tensors(header: Json, begin: int, size: int) -> list[Stored]:
+def _tensors(header: Json, begin: int, size: int) -> tuple[list[Stored], dict[str, str]]:
     """Check every entry against its shape, and all of them against the buffer."""
     notes = header.pop(_METADATA, None)
     notes = {} if notes is None else notes
@@ -95,7 +103,7 @@ def _tensors(header: Json, begin: int, size: int) -> list[Stored]:
             f"the tensors end at byte {at}, and the file has {size}{': cut short?' if cut else ''}"
         )
         raise Malformed(why, min(at, size), max(at, size), cut)
-    return tensors
+    return tensors, notes
 
 
 def _check_text(text: str) -> None:

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.fsck.formats.hf_shards import is_shard
 from ckpt_conformance.fsck.formats.manifest_v2 import MANIFEST
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ def missing(names: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Yield the names that are missing, each with how many there should be."""
     groups: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for name in names:
+        if is_shard(name.rpartition("/")[2]):
+            continue  # a rank may have none of a number
         for pattern, origin in ((_RANK, "0"), (_NUMBERED, "1")):
             match = pattern.fullmatch(name)
             if match and int(match["all"]) <= _MOST_RANKS:
