@@ -45,13 +45,13 @@ _SHARD = re.compile(
     r"(?:^|[._-])(?:rank|shard|part|mp|tp|pp|dp|ep|cp|world_size)[_-]?\d+|\d+[_-]of[_-]\d+"
 )
 _STEP = (
-    re.compile(r"(?:global_?step|step|iter(?:ation)?s?|batch)[-_=]?(\d{1,18})", re.IGNORECASE),
+    re.compile(r"(?:global_?steps?|steps?|iter(?:ation)?s?|batch)[-_=]?(\d{1,18})", re.IGNORECASE),
     re.compile(r"(?:checkpoint|ckpt|dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})"),
     re.compile(r"(?:epoch|ep)[-_=]?(\d{1,18})", re.IGNORECASE),
     re.compile(r"(?:^|[-_.=])(\d{1,18})$"),
 )
 OF_A_STEP = re.compile(
-    r"^(?:global_?step|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
+    r"^(?:global_?steps?|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
     re.IGNORECASE,
 )
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
