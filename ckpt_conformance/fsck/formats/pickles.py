@@ -292,7 +292,9 @@ class Machine:
         """
         if self.runs:
             raise Again  # many instances were passed over: the value is one of theirs
-        if self.frame_end not in _ends_of_reads(self.data, start):
+        from ckpt_conformance.fsck.formats.pickle_frames import ends_of_reads  # its table is large
+
+        if self.frame_end not in ends_of_reads(self.data, start):
             where = f"the value at {start}..{self.at}"
             self.fault = self.fault or f"a frame that ends at {self.frame_end}, in {where}"
 
@@ -378,30 +380,6 @@ class Machine:
             self.loose[of] -= 1
         else:
             self.note_call(of, args)
-
-
-def _ends_of_reads(data: bytes, start: int) -> Iterator[int]:
-    """Yield where each read of an instruction but its last ends: its code, a length, a line.
-
-    A frame may end there.
-    """
-    import pickletools  # only where a frame ends so
-
-    yield start + 1
-    code = chr(data[start])
-    argument = next(one.arg for one in pickletools.opcodes if one.code == code)
-    if argument is None:
-        return
-    if argument.n == pickletools.UP_TO_NEWLINE:
-        yield data.find(b"\n", start) + 1
-    elif argument.n < 0:
-        widths = {
-            pickletools.TAKEN_FROM_ARGUMENT1: 1,
-            pickletools.TAKEN_FROM_ARGUMENT4: 4,
-            pickletools.TAKEN_FROM_ARGUMENT4U: 4,
-            pickletools.TAKEN_FROM_ARGUMENT8U: 8,
-        }
-        yield start + 1 + widths[argument.n]
 
 
 def _as_text(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
