@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 import shutil
+import struct
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +15,8 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.formats import pickles
+from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:
@@ -168,6 +172,50 @@ def test_a_frame_that_is_longer_than_its_pickle_is_damage(
     copy = edited(original, tmp_path, data[: byte + 1], data[:byte] + bytes([data[byte] | 0x80]))
     (finding,) = judge(copy).reports[0].findings
     assert "frame" in finding.what
+
+
+def loads_by_frames(data: bytes) -> bool:
+    """Return whether Python loads a pickle that it reads a frame at a time."""
+    try:
+        pickle.load(io.BytesIO(data))  # noqa: S301  our own, but for the length of its frame
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError):
+        return False
+    return True
+
+
+def test_a_frame_that_ends_in_a_value_is_damage(original: Path, tmp_path: Path) -> None:
+    """A file as long as a buffer, or one of a store, is read a frame at a time, and not loaded."""
+    copy = changed(original, tmp_path, lambda _: None)
+    data = (copy / ".metadata").read_bytes()
+    head, (length,) = data[:3], struct.unpack_from("<Q", data, 3)
+    assert head[2:] == b"\x95"
+    said = dict[bool, set[State]]()
+    for short in range(0, length, 5):
+        edited_data = head + struct.pack("<Q", short) + data[11:]
+        (copy / ".metadata").write_bytes(edited_data)
+        state = judge(copy, Options(metadata_only=True)).state
+        said.setdefault(loads_by_frames(edited_data), set()).add(state)
+    assert said == {True: {State.WHOLE}, False: {State.DAMAGED}}
+
+
+def test_a_frame_that_ends_in_one_of_many_items_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read as a run, which passes over the ends of frames."""
+    monkeypatch.setattr(pickles, "LARGE", 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({f"t{n}": torch.ones(1) for n in range(500)}, checkpoint_id=tmp_path / "step_3")
+    path = tmp_path / "step_3" / ".metadata"
+    data = path.read_bytes()
+    frames = [at for code, _, at in pickletools.genops(data) if code.name == "FRAME"]
+    said = dict[bool, set[State]]()
+    for short in range(100, 120, 2):
+        edited_data = data[: frames[1] + 1] + struct.pack("<Q", short) + data[frames[1] + 9 :]
+        path.write_bytes(edited_data)
+        state = judge(path.parent, Options(metadata_only=True)).state
+        said.setdefault(loads_by_frames(edited_data), set()).add(state)
+    assert said == {True: {State.WHOLE}, False: {State.DAMAGED}}
 
 
 def test_a_field_that_dcp_does_not_have_is_remarked(original: Path, tmp_path: Path) -> None:

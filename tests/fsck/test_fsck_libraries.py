@@ -101,6 +101,21 @@ def test_every_missing_file_is_told(library: str, golden: Path) -> None:
     assert judge(golden).to_json() == whole.to_json()
 
 
+@pytest.mark.parametrize("name", ["checkpoint_0", "state", "step_7"])
+@pytest.mark.parametrize("library", ["accelerate"])
+def test_accelerate_without_generators_is_incomplete(
+    name: str, library: str, golden: Path, tmp_path: Path
+) -> None:
+    """The library resumes without them, and says so in its log alone."""
+    del library
+    folder = (golden / "checkpoints" / "checkpoint_0").rename(tmp_path / name)
+    for path in folder.glob("random_states_*.pkl"):
+        path.unlink()
+    for report in only(folder), only(tmp_path):
+        assert (report.layout, report.state) == ("accelerate", State.INCOMPLETE)
+        assert [one.file for one in wrong(report)] == ["random_states_0.pkl"]
+
+
 @pytest.mark.parametrize("fault", ["bit-flip", "truncation-half", "zeroed-block"])
 @pytest.mark.parametrize("library", LAYOUTS)
 def test_damage_of_protected_files_is_found(library: str, fault: str, golden: Path) -> None:
@@ -210,11 +225,12 @@ def test_weights_of_lightning_are_remarked_and_the_step_is_read(library: str, go
     assert "its global_step is 2, and its name says 7" in told
 
 
+@pytest.mark.parametrize("weights", ["model.pt", "model.bin"])
 @pytest.mark.parametrize("folder", ["step_5", "checkpoint-5", "checkpoint_5"])
-def test_a_script_of_somebodys_own_is_no_library(folder: str, tmp_path: Path) -> None:
+def test_a_script_of_somebodys_own_is_no_library(folder: str, weights: str, tmp_path: Path) -> None:
     """Its names are like theirs; nothing says that there should be more."""
     (tmp_path / folder).mkdir()
-    for name in ("model.pt", "optimizer.pt", "scheduler.bin", "optimizer.bin"):
+    for name in (weights, "scheduler.bin", "optimizer.bin"):
         torch.save({"w": torch.ones(2)}, tmp_path / folder / name)
     report = only(tmp_path)
     assert (report.layout, report.findings) == ("files", [])

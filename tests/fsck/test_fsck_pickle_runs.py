@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from dcp_bytes import metadata_of
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from test_fsck_parsers import edited, edits
 
 from ckpt_conformance.fsck.formats import cover, dcp, pickle_runs, pickles
@@ -112,6 +112,7 @@ def test_most_of_it_is_read_at_once() -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(changes=edits)
+@example(changes=[(5918, "set", b"\x89")])  # the value of an attribute is a class
 def test_both_ways_agree_on_damaged_bytes(changes: list[tuple[int, str, bytes]]) -> None:
     small = metadata_of({"row": ((70_000, 8), 20), "flat": ((3,), 20)})
     fast, slow = both(edited(small, changes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
 import warnings
@@ -55,6 +56,19 @@ def assert_refused(path: Path) -> None:
     assert metadata.newest_whole is None
     compared = diff(path, path)
     assert not compared.is_judged
+
+
+@pytest.mark.parametrize("inner", [0, 3])
+def test_what_follows_a_wrong_frame_is_looked_at(inner: int, tmp_path: Path) -> None:
+    """Python's machine minds no frame in a frame, and none that ends in a value."""
+    path, marker = tmp_path / "weights.pt", tmp_path / "ran"
+    run = evil.system(marker)
+    frame = b"\x95" + struct.pack("<Q", inner)
+    outer = b"\x95" + struct.pack("<Q", len(frame) + len(run))
+    path.write_bytes(evil.FOUR + outer + frame + run + b".")
+    assert fired([path], marker) == [True]
+    (report,) = judge(path).reports
+    assert report.state is State.UNSAFE, report.findings
 
 
 @pytest.fixture

@@ -345,3 +345,35 @@ def test_a_store_without_ranges_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     (report,) = judge(place(url)).reports
     assert report.state is State.UNKNOWN
     assert "no ranges" in report.findings[0].what
+
+
+def cutting(times: int, asked: list[str]) -> Any:  # noqa: ANN401  a method of a filesystem
+    """Return a `cat_file` that cuts the first answers for a shard short."""
+
+    def cat_file(self: Broken, path: str, start: int, end: int, **_: object) -> bytes:
+        data: bytes = self.store[path].getvalue()[start:end]
+        if not path.endswith(".distcp"):
+            return data
+        asked.append(path)
+        return data[: len(data) // 2] if len(asked) <= times else data
+
+    return cat_file
+
+
+@pytest.mark.parametrize("times", [1, 2, 10**6])
+def test_an_answer_that_is_cut_short_is_asked_for_again(
+    times: int, corpus: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no damage of the file, whose size the store says."""
+    url = upload(corpus["dcp"], "broken://bucket/run")
+    monkeypatch.setattr(Broken, "cat_file", cutting(times, []))
+    judged = judge(place(url))
+    if times < 3:
+        assert judged.state is State.WHOLE
+        return
+    assert judged.state is State.UNKNOWN
+    found = [one for report in judged.reports for one in report.findings]
+    assert found
+    assert all("cut short on the way" in one.what and "try again" in one.what for one in found)
+    assert CliRunner().invoke(app, ["fsck", url]).exit_code == 2
+    assert "cut short on the way" in refused(url, "--newest-whole")

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.contents import leaves
 from ckpt_conformance.fsck.contents.leaves import Value, joined
-from ckpt_conformance.fsck.contents.tiles import Piece
+from ckpt_conformance.fsck.contents.tiles import Piece, dense_piece
 from ckpt_conformance.fsck.formats import (
     dcp,
+    hf_shards,
     manifest,
     safetensors_file,
     torch_file,
@@ -27,11 +28,12 @@ from ckpt_conformance.fsck.layouts import layouts
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.source import exactly
-from ckpt_conformance.fsck.source.untrusted import MOST_JSON, parse_json
+from ckpt_conformance.fsck.source.untrusted import MOST_JSON, is_dict, parse_any_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from ckpt_conformance.fsck.formats.cover import Box
     from ckpt_conformance.fsck.layouts.layouts import Candidate, Part
     from ckpt_conformance.fsck.source.source import Folder, Readable
 
@@ -40,7 +42,7 @@ BYTES = "bytes"
 _TAG = "__ckpt__"
 _REFERENCE_FILE = re.compile(r"(model|optim|extra)_\d+(?:_rank(\d+))?\.pt")
 _DCP_RANK = re.compile(r"extra_state_(rank\d+)\.pt")
-_DATA = (Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP)
+_DATA = (Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.HF_SHARDS)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def read(folder: Folder, candidate: Candidate) -> Content:
     taken: set[str] = set()
     several = sum(part.form in _DATA for part in candidate.parts) > 1
     for part in candidate.parts:
-        is_named = several or part.form is Format.JSON
+        is_named = part.form is not Format.HF_SHARDS and (several or part.form is Format.JSON)
         stem = _stem(part.name, candidate.step) if is_named else ""
         taken.update(_part(content, part, joined(_dotted(part.base), stem)))
     for name in sorted(set(candidate.files) - taken):
@@ -131,6 +133,8 @@ def _part(content: Content, part: Part, top: str) -> Iterator[str]:
                 yield from _dcp(content, base, _dotted(base))
             case Format.INDEX:
                 yield from _index(content, base, name, top)
+            case Format.HF_SHARDS:
+                yield from _hf_shards(content, base, _dotted(base))
             case Format.SAFETENSORS:
                 yield from _safetensors(content, base + name, top)
             case Format.TORCH:
@@ -188,18 +192,26 @@ def _safetensors(content: Content, name: str, top: str) -> Iterator[str]:
         dtype = FROM_SAFETENSORS.get(tensor.dtype)
         shape = tensor.shape if dtype else (tensor.end - tensor.start,)
         item = ITEM_SIZE[dtype] if dtype else 1
-        piece = Piece(((0,) * len(shape), shape), name, tensor.start, dense(shape, item))
+        piece = dense_piece(name, tensor.start, ((0,) * len(shape), shape), item)
         content.add(joined(top, tensor.name), Tensor(dtype or tensor.dtype, shape, (piece,), item))
     yield name
 
 
-def dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    """Return the strides in bytes of elements that lie one after the other."""
-    steps: list[int] = []
-    for size in reversed(shape):
-        steps.append(item)
-        item *= size
-    return tuple(reversed(steps))
+def _hf_shards(content: Content, base: str, top: str) -> Iterator[str]:
+    """Read the shards of a folder; the parts of a tensor are put together."""
+    chunks: list[hf_shards.Chunk] = []
+    for name in filter(hf_shards.is_shard, content.folder.listing(base)):
+        with content.folder.open(base + name) as file:
+            chunks += hf_shards.read(file, base + name)
+        yield base + name
+    for name, own in hf_shards.by_name(chunks).items():
+        whole = hf_shards.join(own)
+        dtype = FROM_SAFETENSORS.get(whole.dtype)
+        if dtype is None:
+            raise Malformed(f"{name} is {whole.dtype}, whose parts cannot be put together here")
+        item = ITEM_SIZE[dtype]
+        pieces = [dense_piece(one.file, one.stored.start, one.box, item) for one in own]
+        content.add(joined(top, name), Tensor(dtype, whole.shape, tuple(pieces), item))
 
 
 def _index(content: Content, base: str, name: str, top: str) -> Iterator[str]:
@@ -213,21 +225,68 @@ def _index(content: Content, base: str, name: str, top: str) -> Iterator[str]:
 
 def _json(content: Content, name: str, top: str) -> Iterator[str]:
     """Read a JSON file as values."""
-    data = content.folder.read(name, MOST_JSON)
-    if data[:1] == b"[":
+    value = parse_any_json(content.folder.read(name, MOST_JSON))
+    if not is_dict(value):
         return  # compared by its bytes
-    for key, leaf in leaves.of_tree(parse_json(data), {}, top):
+    for key, leaf in leaves.of_tree(value, {}, top):
         content.add(key, leaf if isinstance(leaf, Value) else Value(None))
     yield name
 
 
 def _dcp(content: Content, base: str, top: str) -> Iterator[str]:
     """Read a directory of DCP: tensors as chunks, other items as data."""
-    metadata = dcp.read_metadata(content.folder.read(base + dcp.METADATA, MOST_JSON))
-    yield base + dcp.METADATA
+    names = dcp.metadata_of_ranks(content.folder.listing(base))
+    if len(names) > 1:
+        yield from _dcp_of_ranks(content, base, top, names)
+        return
+    name = next(iter(names.values()), dcp.METADATA)
+    metadata = dcp.read_metadata(content.folder.read(base + name, MOST_JSON))
+    yield base + name
+    for shard in sorted(metadata.items):
+        yield base + shard
+    pieces = _pieces(content, base, top, metadata)
+    for key, tensor in metadata.tensors.items():
+        _add_chunks(content, joined(top, key), tensor, pieces.get(key, []))
+
+
+def _dcp_of_ranks(content: Content, base: str, top: str, names: dict[int, str]) -> Iterator[str]:
+    """Read what each rank saved alone; tensors that they divided are put together.
+
+    Of parts that several ranks have the first is taken.
+    """
+    read = {
+        rank: dcp.read_metadata(content.folder.read(base + name, MOST_JSON))
+        for rank, name in names.items()
+    }
+    yield from (base + name for name in names.values())
+    both = dcp.divided(read.values())
+    together: dict[str, dict[Box, Piece]] = {}
+    for rank, metadata in read.items():
+        own = joined(top, f"rank{rank}")
+        yield from (base + shard for shard in sorted(metadata.items))
+        pieces = _pieces(content, base, own, metadata)
+        for key, tensor in metadata.tensors.items():
+            if key not in both:
+                _add_chunks(content, joined(own, key), tensor, pieces.get(key, []))
+            for piece in pieces.get(key, []) if key in both else ():
+                together.setdefault(key, {}).setdefault(piece.box, piece)
+    for key, tensors in both.items():
+        if dcp.joined_chunks(tensors) is None:
+            raise Malformed(f"the ranks do not agree on {key}: their parts fit no one tensor")
+        _add_chunks(content, joined(top, key), tensors[0], together.get(key, {}).values())
+
+
+def _add_chunks(content: Content, name: str, tensor: dcp.Stored, pieces: Iterable[Piece]) -> None:
+    item = ITEM_SIZE[tensor.dtype]
+    content.add(name, Tensor(tensor.dtype, tensor.shape, tuple(pieces), item))
+
+
+def _pieces(
+    content: Content, base: str, top: str, metadata: dcp.Metadata
+) -> dict[str, list[Piece]]:
+    """Return the chunks of each tensor; other items are added at once."""
     pieces: dict[str, list[Piece]] = {}
     for shard, items in sorted(metadata.items.items()):
-        yield base + shard
         bare = dcp.bare_tensors(items)
         others = [item for item in items if not item.dtype] if bare else items
         for key, piece in _bare(content.folder, base + shard, bare):
@@ -243,10 +302,7 @@ def _dcp(content: Content, base: str, top: str) -> Iterator[str]:
                 pieces.setdefault(stored.key, []).append(piece)
             else:
                 _item(content, base + shard, joined(top, stored.key), place, length)
-    for key, tensor in metadata.tensors.items():
-        item = ITEM_SIZE[tensor.dtype]
-        mine = tuple(pieces.get(key, ()))
-        content.add(joined(top, key), Tensor(tensor.dtype, tensor.shape, mine, item))
+    return pieces
 
 
 def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[str, Piece]]:
@@ -256,8 +312,8 @@ def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[s
     with folder.open(shard) as file:
         stored = dcp.read_bare(file, items)
     for item in items:
-        stride = dense(item.shape, ITEM_SIZE[item.dtype])
-        yield item.key, Piece((item.at, item.shape), shard, stored[item.key].start, stride)
+        start, box = stored[item.key].start, (item.at, item.shape)
+        yield item.key, dense_piece(shard, start, box, ITEM_SIZE[item.dtype])
 
 
 def _item(content: Content, shard: str, key: str, place: int, length: int) -> None:

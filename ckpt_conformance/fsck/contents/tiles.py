@@ -57,6 +57,20 @@ class Piece:
     span: Span | None = None
 
 
+def dense_piece(file: str, start: int, box: Box, item: int) -> Piece:
+    """Return a piece whose elements of `item` bytes lie one after the other, from a byte on."""
+    return Piece(box, file, start, dense(box[1], item))
+
+
+def dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    """Return the strides in bytes of elements that lie one after the other."""
+    steps: list[int] = []
+    for size in reversed(shape):
+        steps.append(item)
+        item *= size
+    return tuple(reversed(steps))
+
+
 class Reader:
     """Reads the pieces of one checkpoint; for one thread, since it keeps files open."""
 

@@ -29,16 +29,30 @@ def why_not(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
     """Explain why boxes do not cover a shape exactly once; nothing where they do."""
     if len(boxes) >= _MANY and _is_exact(shape, boxes):
         return ""
+    if why := _outside(shape, boxes):
+        return why
+    if not boxes:
+        return "it has no chunk" if volume(shape) else ""
+    real = [box for box in boxes if volume(box[1])]
+    return "" if _weighs_right(shape, real) else _reason(shape, real)
+
+
+def misplaced(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
+    """Explain why boxes are no parts of a shape, each its own; nothing where some are missing."""
+    if why := _outside(shape, boxes):
+        return why
+    pair = _overlap(sorted(box for box in boxes if volume(box[1])))
+    return f"the chunks at {pair[0][0]} and {pair[1][0]} overlap" if pair else ""
+
+
+def _outside(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
     for start, size in boxes:
         if len(start) != len(shape) or len(size) != len(shape):
             return f"a chunk has {len(start)} dimensions, and the tensor {len(shape)}"
         for at, extent, limit in zip(start, size, shape, strict=True):
             if at + extent > limit:
                 return f"the chunk at {start} of size {size} lies outside of the shape {shape}"
-    if not boxes:
-        return "it has no chunk" if volume(shape) else ""
-    real = [box for box in boxes if volume(box[1])]
-    return "" if _weighs_right(shape, real) else _reason(shape, real)
+    return ""
 
 
 def volume(size: Sequence[int]) -> int:

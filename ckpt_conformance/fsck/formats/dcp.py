@@ -7,10 +7,11 @@ writes is damage: stock DCP would import and call it. Each item of a shard is an
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpt_conformance.fsck.formats import pickles, safetensors_file
+from ckpt_conformance.fsck.formats import cover, pickles, safetensors_file
 from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
 from ckpt_conformance.fsck.formats.pickles import Asked, Broken, Made, Name
 from ckpt_conformance.fsck.formats.torch_file import dtype_name, sizes
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.source import Readable
 
 METADATA = ".metadata"
+_OF_RANK = re.compile(r"__(\d{1,9})\.metadata")
+_SHARD_OF_RANK = re.compile(r"__(\d{1,9})_\d+\.distcp")
 
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": "Metadata TensorStorageMetadata BytesStorageMetadata "
@@ -116,6 +119,32 @@ class Metadata:
     items: dict[str, list[Item]] = field(default_factory=dict[str, list[Item]])
     problems: list[Problem] = field(default_factory=list[Problem])
     remarks: list[str] = field(default_factory=list[str])
+
+
+def metadata_of_ranks(names: Iterable[str]) -> dict[int, str]:
+    """Return the metadata of each rank in a folder, by rank.
+
+    `save(use_collectives=False)` writes them, each of the rank's own items. There are none beside
+    a `.metadata`: a load takes that one.
+    """
+    names = set(names)
+    matches = [] if METADATA in names else list(filter(None, map(_OF_RANK.fullmatch, names)))
+    return {int(match[1]): match[0] for match in sorted(matches, key=lambda one: int(one[1]))}
+
+
+def is_file(name: str) -> bool:
+    """Return whether a name, without its folder, is one that DCP writes."""
+    return name == METADATA or name.endswith(".distcp") or is_of_rank(name)
+
+
+def is_of_rank(name: str) -> bool:
+    """Return whether a name is that of a rank's metadata."""
+    return _OF_RANK.fullmatch(name) is not None
+
+
+def ranks_of_shards(names: Iterable[str]) -> set[int]:
+    """Return the ranks in the names of shards."""
+    return {int(match[1]) for match in map(_SHARD_OF_RANK.fullmatch, names) if match}
 
 
 def read_metadata(data: bytes) -> Metadata:
@@ -322,6 +351,42 @@ def _argument(made: object, kind: str) -> object:
         return None
     args: Any = made.args
     return args[0] if is_tuple(args) and len(args) == 1 else None
+
+
+# -- what each rank saved alone --------------------------------------------------------------------
+
+
+def divided(read: Iterable[Metadata]) -> dict[str, list[Stored]]:
+    """Return the tensors of which some rank has parts only, by name, as each of the ranks has it.
+
+    What every rank has a whole one of is its own: others may have another under the name.
+    """
+    by_key: dict[str, list[Stored]] = {}
+    for metadata in read:
+        for key, tensor in metadata.tensors.items():
+            by_key.setdefault(key, []).append(tensor)
+    return {
+        key: tensors
+        for key, tensors in by_key.items()
+        if any(cover.why_not(one.shape, one.chunks) for one in tensors)
+    }
+
+
+def joined_chunks(tensors: Sequence[Stored]) -> list[Box] | None:
+    """Return the chunks of a tensor that ranks divided, each once; None where they do not fit."""
+    first = tensors[0]
+    if any((one.dtype, one.shape) != (first.dtype, first.shape) for one in tensors):
+        return None
+    chunks = sorted({chunk for one in tensors for chunk in one.chunks})
+    return None if cover.misplaced(first.shape, chunks) else chunks
+
+
+def holes(read: Iterable[Metadata]) -> Iterator[tuple[str, str]]:
+    """Yield tensors that ranks divided and of which parts are missing, each with what is."""
+    for key, tensors in divided(read).items():
+        chunks = joined_chunks(tensors)
+        if chunks is not None and (why := cover.why_not(tensors[0].shape, chunks)):
+            yield key, why
 
 
 # -- tensors without an archive around them --------------------------------------------------------

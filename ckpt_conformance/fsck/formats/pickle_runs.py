@@ -182,7 +182,7 @@ class Runs:
             return text
         if code in _GETS:
             value = memo[_index(raw)]
-            if value is HIDDEN:
+            if value is HIDDEN or isinstance(value, Name):  # a class that is handed on is counted
                 raise Again
         elif code in _WIDTHS:
             value = int.from_bytes(raw[1:], "little", signed=code == _FOUR_BYTES)

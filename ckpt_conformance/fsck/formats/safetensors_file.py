@@ -7,7 +7,6 @@ The index of Hugging Face is read here, too: it says which file holds which tens
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 import sys
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from ckpt_conformance.fsck.formats.dtypes import SAFETENSORS_BITS, elements
+from ckpt_conformance.fsck.formats.dtypes import SAFETENSORS_BITS
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import (
@@ -27,8 +26,8 @@ from ckpt_conformance.fsck.source.untrusted import (
     is_dict,
     is_list,
     object_or_empty,
+    parse_any_json,
     parse_json,
-    parse_value,
     plain,
     without_collector,
 )
@@ -41,6 +40,7 @@ MOST_HEADER = 100_000_000
 
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
+_MOST_PRODUCT = 1 << 64  # the library multiplies in words of 64 bits
 
 
 _QUOTES = 8  # of an entry: three keys, and the name of a dtype
@@ -74,6 +74,14 @@ class Stored:
 
 def read(file: Readable, start: int = 0) -> list[Stored]:
     """Read the header of a file, in the order of the bytes; `start` is where its format begins.
+
+    Raises as `read_with_notes`.
+    """
+    return read_with_notes(file, start)[0]
+
+
+def read_with_notes(file: Readable, start: int = 0) -> tuple[list[Stored], dict[str, str]]:
+    """Read the header of a file as `read` does, and the texts in its `__metadata__`.
 
     Raises:
         Malformed: a header that the size of the file contradicts, or that contradicts itself.
@@ -119,14 +127,15 @@ def _entries(header: bytes) -> dict[str, msgspec.Raw]:
     return entries
 
 
-def _tensors(header: dict[str, msgspec.Raw], begin: int, size: int) -> list[Stored]:
+def _tensors(
+    header: dict[str, msgspec.Raw], begin: int, size: int
+) -> tuple[list[Stored], dict[str, str]]:
     """Check every entry against its shape, and all of them against the buffer."""
-    notes = parse_value(bytes(header.pop(_METADATA, b"{}")))
-    if not is_dict(notes) or not all(isinstance(note, str) for note in notes.values()):
-        raise Malformed(f"{_METADATA} is no object of texts")
+    notes = _notes(bytes(header.pop(_METADATA, b"null")))
     tensors: list[Stored] = []
     while header:  # taken apart as it is read
         name, entry = header.popitem()
+        _check_text(name)
         tensors.append(_tensor(name, bytes(entry), begin))
     tensors.sort(key=attrgetter("start", "end"))
     at = begin
@@ -143,7 +152,39 @@ def _tensors(header: dict[str, msgspec.Raw], begin: int, size: int) -> list[Stor
             f"the tensors end at byte {at}, and the file has {size}{': cut short?' if cut else ''}"
         )
         raise Malformed(why, min(at, size), max(at, size), cut)
-    return tensors
+    return tensors, notes
+
+
+def _notes(text: bytes) -> dict[str, str]:
+    """Read what a file says of itself; null is nothing, as for the library."""
+    notes = parse_any_json(text)
+    if notes is None:
+        return {}
+    if not is_dict(notes) or not all(isinstance(note, str) for note in notes.values()):
+        raise Malformed(f"{_METADATA} is no object of texts")
+    for one in (*notes, *notes.values()):
+        _check_text(one)
+    return notes
+
+
+def _check_text(text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can write, and the library cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = f"{clip(text)} has half of a character (a lone surrogate) at {error.start}"
+        raise Malformed(f"{what}: the library refuses it") from None
+
+
+def _elements(name: str, sizes: tuple[int, ...]) -> int:
+    """Multiply the sizes in their order, as the library does: a 0 comes too late for some."""
+    total = 1
+    for size in sizes:
+        total *= size
+        if total >= _MOST_PRODUCT:
+            what = f"{clip(name)} of shape {sizes[:8]}: its sizes have a product beyond 64 bits"
+            raise Malformed(f"{what}, and the library refuses it")
+    return total
 
 
 def _tensor(name: str, text: bytes, begin: int) -> Stored:
@@ -151,13 +192,13 @@ def _tensor(name: str, text: bytes, begin: int) -> Stored:
     try:
         entry = _ENTRY.decode(text)
     except (ValueError, RecursionError):
-        return _checked(name, parse_value(text), begin)
+        return _checked(name, parse_any_json(text), begin)
     is_simple = text.count(b'"') == _QUOTES and b"\\" not in text  # so no field occurs twice
     bits = SAFETENSORS_BITS.get(entry.dtype, 0)
     first, last = entry.data_offsets
-    is_fit = bits and (last - first) * 8 == math.prod(entry.shape) * bits
+    is_fit = bits and (last - first) * 8 == _elements(name, entry.shape) * bits
     if not is_simple or not is_fit:
-        return _checked(name, parse_value(text), begin)
+        return _checked(name, parse_any_json(text), begin)
     dtype = sys.intern(entry.dtype)
     return Stored(name, dtype, entry.shape, begin + first, begin + last)
 
@@ -176,7 +217,7 @@ def _checked(name: str, entry: object, begin: int) -> Stored:
     bits = SAFETENSORS_BITS.get(str(dtype))
     if bits is None:
         raise Malformed(f"{clip(name)} has the dtype {clip(dtype)}, which does not exist")
-    if len(ends) != 2 or (ends[1] - ends[0]) * 8 != elements(sizes) * bits:  # noqa: PLR2004  first, last
+    if len(ends) != 2 or (ends[1] - ends[0]) * 8 != _elements(name, sizes) * bits:  # noqa: PLR2004  first, last
         raise Malformed(f"{clip(name)} of shape {sizes[:8]} does not fit its bytes {ends[:2]}")
     return Stored(name, str(dtype), sizes, begin + ends[0], begin + ends[1])
 

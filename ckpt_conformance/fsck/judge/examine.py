@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.judge import parts
 from ckpt_conformance.fsck.judge.expected import judge_layout
+from ckpt_conformance.fsck.judge.hf_shards import shards_part
 from ckpt_conformance.fsck.judge.megatron import judge_megatron
 from ckpt_conformance.fsck.judge.parts import Context
 from ckpt_conformance.fsck.layouts import layouts, listing, names
@@ -38,7 +39,7 @@ def find(path: Where) -> Overview:
 @contextlib.contextmanager
 def _listing(path: Where) -> Generator[None]:
     """Turn what listing raises into RequestError, and refuse half a DCP."""
-    if not path.is_dir() and (path.suffix == ".distcp" or path.name == ".metadata"):
+    if not path.is_dir() and (path.suffix == ".distcp" or path.name.endswith(".metadata")):
         raise RequestError(f"{path} is a part of a DCP checkpoint; give its folder: {path.parent}")
     try:
         yield
@@ -125,6 +126,8 @@ def _part(context: Context, candidate: Candidate, part: Part) -> list[Work]:
             return parts.reference_part(context, base, part.name, candidate)
         case Format.DCP:
             return parts.dcp_part(context, base)
+        case Format.HF_SHARDS:
+            return shards_part(context, base)
         case Format.INDEX:
             return parts.index_part(context, base, part.name)
         case Format.TORCH:

@@ -30,6 +30,7 @@ class RuleFinding(NamedTuple):
 
 
 _MOST_RANKS = 100_000  # a file may claim any number
+_FSDP_CONFIG = "fsdp_config.json"
 _WEIGHTS = re.compile(
     r"(?:adapter_)?model(?:_\d+)?(?:-\d+-of-\d+)?\.safetensors|.*\.index\.json|"
     r"(?:adapter_model|pytorch_model(?:_fsdp)?(?:_\d+)?(?:-\d+-of-\d+)?)\.bin|"
@@ -232,7 +233,7 @@ def _agreed(facts: dict[str, Facts], key: str) -> int | None:
 # -- verl ------------------------------------------------------------------------------------------
 
 
-def _verl(names: set[str], _: dict[str, Facts]) -> Iterator[RuleFinding]:
+def _verl(names: set[str], facts: dict[str, Facts]) -> Iterator[RuleFinding]:
     """FSDP of verl: model, optimizer and the rest of each rank; the world size is in each name."""
     sets: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for name in names:
@@ -245,10 +246,20 @@ def _verl(names: set[str], _: dict[str, Facts]) -> Iterator[RuleFinding]:
     if len(sizes) > 1:
         why = f"files of the world sizes {sizes} lie together: another save left some of them"
         yield RuleFinding(Kind.DAMAGED, f"model_world_size_{sizes[-1]}_rank_0.pt", why)
+    said = facts.get(_FSDP_CONFIG, NO_FACTS).number("world_size")
+    if said is not None and said not in sizes:
+        yield _other_size(said, sizes)
     for part in ("model", "optim", "extra_state"):
         if part not in sets:
             why = f"there is no {part} of any rank: right only if save_contents leaves it out"
             yield RuleFinding(Kind.NOTE, f"{part}_world_size_{sizes[-1]}_rank_0.pt", why)
+
+
+def _other_size(said: int, sizes: list[int]) -> RuleFinding:
+    """Report a configuration that says another number of ranks than the names of the files."""
+    there = " and ".join(map(str, sizes))
+    why = f"it says {clip(said)} ranks, and the names of the files {there}: of another save?"
+    return RuleFinding(Kind.DAMAGED, _FSDP_CONFIG, why)
 
 
 # -- Lightning, and steps --------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ckpt_conformance.fsck.formats import (
     safetensors_file,
     torch_file,
 )
-from ckpt_conformance.fsck.source.findings import Facts, Finding, Kind, Malformed, Report
+from ckpt_conformance.fsck.source.findings import Facts, Finding, Kind, Malformed, Report, Unsafe
 from ckpt_conformance.fsck.source.source import Absent, chunks, chunks_ahead
 from ckpt_conformance.fsck.source.sums import (
     DIVIDED,
@@ -43,12 +43,12 @@ from ckpt_conformance.fsck.source.untrusted import (
     clip,
     is_dict,
     object_or_empty,
-    parse_json,
+    parse_any_json,
     without_collector,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.source.source import Folder, Readable
@@ -58,6 +58,7 @@ LARGE = 64 << 20
 """Bytes of a file from which on several threads may share its digest."""
 _OF_RANK = re.compile(r"optim_\d+_rank(\d+)\.pt|__(\d+)_\d+\.distcp")
 _MOST_FACTS = 200
+_MOST_RANKS = 100_000  # a name may claim any number
 
 
 @dataclass(frozen=True)
@@ -168,11 +169,11 @@ def _header(context: Context, name: str) -> list[safetensors_file.Stored]:
 def json_part(context: Context, name: str) -> None:
     """Judge a JSON file of any library: it is text, and it is JSON."""
     try:
-        data = context.folder.read(name, MOST_JSON)
-        if data[:1] != b"[":
-            context.report.facts |= facts_of(name, parse_json(data))
+        value = parse_any_json(context.folder.read(name, MOST_JSON))
     except (OSError, Malformed) as error:
         context.refuse(name, error)
+        return
+    context.report.facts |= facts_of(name, value)
 
 
 # -- files that are a plain pickle -----------------------------------------------------------------
@@ -331,29 +332,89 @@ def dcp_part(context: Context, base: str) -> list[Work]:
 
 
 def _directory(context: Context, base: str) -> list[Work]:
-    report, metadata, name = context.report, metadata_of(context, base), base + dcp.METADATA
+    names = list(context.folder.listing(base))
+    if of_ranks := dcp.metadata_of_ranks(names):
+        return _of_ranks(context, base, names, of_ranks)
+    metadata, name = metadata_of(context, base), base + dcp.METADATA
     if metadata is None:
         return []
+    for key, tensor in metadata.tensors.items():
+        why = cover.why_not(tensor.shape, tensor.chunks)
+        if why:
+            context.report.say(Kind.DAMAGED, name, f"{clip(key)}: {why}", (key,))
+    context.report.tensors += len(metadata.tensors)
+    works = _described(context, base, name, metadata)
+    _undescribed(context, base, names, metadata.items.keys())
+    for rank in filter(dcp.is_of_rank, names):
+        _stale(context, base + rank)
+    return works
+
+
+def _described(context: Context, base: str, name: str, metadata: dcp.Metadata) -> list[Work]:
+    """Report what a metadata says of itself, and hold the shards against it."""
+    report = context.report
     for remark in metadata.remarks:
         report.say(Kind.NOTE, name, remark)
     for problem in metadata.problems:
         report.say(Kind.DAMAGED, name, problem.what, (problem.key,))
-    for key, tensor in metadata.tensors.items():
-        why = cover.why_not(tensor.shape, tensor.chunks)
-        if why:
-            report.say(Kind.DAMAGED, name, f"{clip(key)}: {why}", (key,))
-    report.tensors += len(metadata.tensors)
     report.facts |= facts_of(name, _tops(metadata))
-    works = [
+    return [
         work
         for shard, items in sorted(metadata.items.items())
         for work in shard_works(context, base + shard, items)
     ]
-    for shard in context.folder.listing(base):
-        if shard.endswith(".distcp") and shard not in metadata.items:
+
+
+def _undescribed(context: Context, base: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Remark the shards that nothing refers to."""
+    for shard in names:
+        if shard.endswith(".distcp") and shard not in known:
             what = "nothing refers to this shard: another save left it?"
-            report.say(Kind.NOTE, base + shard, what)
+            context.report.say(Kind.NOTE, base + shard, what)
             look(context, base + shard)
+
+
+def _stale(context: Context, name: str) -> None:
+    """Remark the metadata of a rank beside a common one, which a load takes."""
+    what = f"the metadata of a rank beside {dcp.METADATA}, which is loaded: another save left it?"
+    context.report.say(Kind.NOTE, name, what)
+    try:
+        dcp.read_metadata(context.folder.read(name, MOST_JSON))
+    except Unsafe as error:
+        context.refuse(name, error)
+    except (OSError, Malformed):
+        return  # nobody reads it
+
+
+def _of_ranks(
+    context: Context, base: str, names: Iterable[str], of_ranks: dict[int, str]
+) -> list[Work]:
+    """Judge what each rank saved alone; a tensor that is divided between them needs all parts."""
+    names, report = list(names), context.report
+    last = max({*of_ranks, *dcp.ranks_of_shards(names)})
+    for rank in sorted(set(range(min(last + 1, _MOST_RANKS))) - of_ranks.keys()):
+        what = f"it is missing: the save of rank {rank} did not end, or its files are lost"
+        report.say(Kind.MISSING, f"{base}__{rank}{dcp.METADATA}", what)
+    works: list[Work] = []
+    read: list[dcp.Metadata] = []
+    for name in of_ranks.values():
+        metadata = metadata_of(context, base, name)
+        if metadata is None:
+            continue
+        read.append(metadata)
+        works += _described(context, base, base + name, metadata)
+        for key, tensor in metadata.tensors.items():
+            why = cover.misplaced(tensor.shape, tensor.chunks)
+            if why:
+                report.say(Kind.DAMAGED, base + name, f"{clip(key)}: {why}", (key,))
+    if len(read) == last + 1:  # else the reason is known
+        report.world_size = len(read)
+        for key, why in dcp.holes(read):
+            what = f"{clip(key)}: {why}: are the files of the last ranks lost?"
+            report.say(Kind.MISSING, f"{base}__{last + 1}{dcp.METADATA}", what, (key,))
+    report.tensors += len({key for metadata in read for key in metadata.tensors})
+    known = {shard for metadata in read for shard in metadata.items}
+    _undescribed(context, base, names, known)
     return works
 
 
@@ -364,15 +425,15 @@ def _tops(metadata: dcp.Metadata) -> dict[str, None]:
     return dict.fromkeys(re.split(r"[./]", key, maxsplit=1)[0] for key in sorted(keys))
 
 
-def metadata_of(context: Context, base: str) -> dcp.Metadata | None:
+def metadata_of(context: Context, base: str, name: str = dcp.METADATA) -> dcp.Metadata | None:
     """Read the metadata of a directory; None, and a finding, where that fails."""
     try:
-        return dcp.read_metadata(context.folder.read(base + dcp.METADATA, MOST_JSON))
+        return dcp.read_metadata(context.folder.read(base + name, MOST_JSON))
     except Absent:
         what = "it is missing: the save did not end, or the commit was taken back"
-        context.report.say(Kind.MISSING, base + dcp.METADATA, what)
+        context.report.say(Kind.MISSING, base + name, what)
     except (OSError, Malformed) as error:
-        context.refuse(base + dcp.METADATA, error)
+        context.refuse(base + name, error)
     return None
 
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.formats import any_file, manifest, manifest_v2, zips
+from ckpt_conformance.fsck.formats import any_file, dcp, hf_shards, manifest, manifest_v2, zips
 from ckpt_conformance.fsck.formats.safetensors_file import read_index
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -45,13 +45,13 @@ _SHARD = re.compile(
     r"(?:^|[._-])(?:rank|shard|part|mp|tp|pp|dp|ep|cp|world_size)[_-]?\d+|\d+[_-]of[_-]\d+"
 )
 _STEP = (
-    re.compile(r"(?:global_?step|step|iter(?:ation)?s?|batch)[-_=]?(\d{1,18})", re.IGNORECASE),
+    re.compile(r"(?:global_?steps?|steps?|iter(?:ation)?s?|batch)[-_=]?(\d{1,18})", re.IGNORECASE),
     re.compile(r"(?:checkpoint|ckpt|dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})"),
     re.compile(r"(?:epoch|ep)[-_=]?(\d{1,18})", re.IGNORECASE),
     re.compile(r"(?:^|[-_.=])(\d{1,18})$"),
 )
 OF_A_STEP = re.compile(
-    r"^(?:global_?step|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
+    r"^(?:global_?steps?|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
     re.IGNORECASE,
 )
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
@@ -60,7 +60,7 @@ _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 _TEXT = {".md", ".txt", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"}
 _DATA = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-_SIGNATURES = (".metadata", _DCP_MANIFEST, manifest_v2.MANIFEST)
+_SIGNATURES = (_DCP_MANIFEST, manifest_v2.MANIFEST)
 
 
 class Format(StrEnum):
@@ -68,6 +68,7 @@ class Format(StrEnum):
 
     TORCH = "torch"
     SAFETENSORS = "safetensors"
+    HF_SHARDS = "hf-shards"  # of torch's writer for Hugging Face, which divide tensors
     INDEX = "index"  # of Hugging Face, with the files that it names
     DCP = "dcp"
     REFERENCE = "reference"
@@ -207,7 +208,13 @@ def _hides_a_folder(folder: Folder, name: str) -> bool:
 
 def is_by_names(names: Iterable[str]) -> bool:
     """Return whether a folder is one checkpoint by the names in it."""
-    return any(name in _SIGNATURES or name.endswith((".distcp", *_INDEX)) for name in names)
+    return any(
+        name in _SIGNATURES
+        or name.endswith(_INDEX)
+        or dcp.is_file(name)
+        or hf_shards.is_shard(name)
+        for name in names
+    )
 
 
 def _is_split(folder: Folder, base: str, inner: list[str]) -> bool:
@@ -299,17 +306,16 @@ def _runs_code(folder: Folder, name: str) -> bool:
 
 def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> Iterator[Part]:
     """Yield what a folder inside a checkpoint holds."""
-    is_dcp = ".metadata" in names or any(name.endswith(".distcp") for name in names)
+    is_dcp = any(map(dcp.is_file, names))
     if _is_reference(folder, base, names):
         yield Part(Format.REFERENCE, base, _DCP_MANIFEST)
         return
     if is_dcp:
-        yield Part(Format.DCP, base, ".metadata")
-    taken = {".metadata", *(name for name in names if name.endswith((".distcp", *_INDEX)))}
-    for name in names:
-        if name.endswith(_INDEX):
-            yield Part(Format.INDEX, base, name)
-            taken.update(_of_index(folder, base, name))
+        yield Part(Format.DCP, base, dcp.METADATA)
+    taken = {name for name in names if dcp.is_file(name) or name.endswith(_INDEX)}
+    for part in _of_several(base, names):
+        yield part
+        taken.update(_taken_by(folder, part, names))
     rest = sorted(set(names) - taken)
     forms = in_threads(lambda name: format_of(folder, base + name, by_library=by_library), rest)
     for name, form in zip(rest, forms, strict=True):
@@ -323,6 +329,24 @@ def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> 
             yield Part(Format.UNREFERENCED, base, name)
         else:
             yield Part(Format.OTHER, base, name)
+
+
+def _of_several(base: str, names: Iterable[str]) -> Iterator[Part]:
+    """Yield the parts of safetensors and of others that consist of several files."""
+    names = sorted(names)
+    for name in list(filter(hf_shards.is_shard, names))[:1]:
+        yield Part(Format.HF_SHARDS, base, name)
+    for name in names:
+        if name.endswith(_INDEX):
+            yield Part(Format.INDEX, base, name)
+
+
+def _taken_by(folder: Folder, part: Part, names: Iterable[str]) -> Iterator[str]:
+    """Name the files that a part of several consists of."""
+    if part.form is Format.INDEX:
+        yield from _of_index(folder, part.base, part.name)
+    else:
+        yield from filter(hf_shards.is_shard, names)
 
 
 def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
@@ -423,6 +447,7 @@ _LAYOUTS_OF_FORMATS = {
     Format.REFERENCE: "reference-dcp",
     Format.DCP: "dcp",
     Format.INDEX: "hf-index",
+    Format.HF_SHARDS: "hf-shards",
 }
 
 

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.fsck.formats.hf_shards import is_shard
 from ckpt_conformance.fsck.formats.manifest_v2 import MANIFEST
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ _BESIDE_STATE = re.compile(
     r"training_args\.bin|(?:optimizer|scheduler)\.pt|rng_state(?:_\d+)?\.pth|"
     r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors|pytorch_model(?:-\d+-of-\d+)?\.bin"
 )
+_WEIGHTS = re.compile(
+    r"model(?:_\d+)?(?:-\d+-of-\d+)?\.safetensors|pytorch_model(?:_\d+)?(?:-\d+-of-\d+)?\.bin"
+)
 _SHARDS = re.compile(r"global_step\d+")  # DeepSpeed's
 
 # Names that a script would not use for anything else.
@@ -47,14 +51,33 @@ _ALWAYS = re.compile(
 )
 # These are common words: they are a library's only beside others of its files.
 _AMONG_OTHERS = re.compile(
-    r"(?:optimizer|scheduler|sampler|dl_state_dict)(?:_\d+)?\.bin|custom_checkpoint_\d+\.pkl"
+    r"(optimizer|scheduler|sampler|dl_state_dict)(?:_\d+)?\.bin|(custom_checkpoint)_\d+\.pkl"
 )
 
 
 def library(paths: Iterable[str]) -> str:
     """Name the library by files, each with its folder and the one above; nothing for none."""
     known = list(paths)
-    return next((name for name, one in _LAYOUTS if any(map(one.search, known))), "")
+    found = next((name for name, one in _LAYOUTS if any(map(one.search, known))), "")
+    if found:
+        return found
+    folders: dict[str, set[str]] = defaultdict(set)
+    for path in known:
+        folder, _, name = path.rpartition("/")
+        folders[folder].add(name)
+    return "accelerate" if any(map(_is_accelerates, folders.values())) else ""
+
+
+def _is_accelerates(names: Iterable[str]) -> bool:
+    """Return whether names are accelerate's, though its own, that of the generators, is missing.
+
+    Weights, and two more sorts that may each be chance; no file has an ending that it never writes.
+    """
+    names = list(names)
+    matches = map(_AMONG_OTHERS.fullmatch, names)
+    sorts = {match[1] or match[2] for match in matches if match}
+    is_foreign = any(name.endswith((".pt", ".pth", ".ckpt")) for name in names)
+    return len(sorts) > 1 and not is_foreign and any(map(_WEIGHTS.fullmatch, names))
 
 
 def is_signed(names: Collection[str]) -> bool:
@@ -63,7 +86,7 @@ def is_signed(names: Collection[str]) -> bool:
     The Trainer writes its state into the folder of the whole run, too, without anything beside it.
     """
     is_trainers = _TRAINER in names and any(map(_BESIDE_STATE.fullmatch, names))
-    return is_trainers or any(map(_ACCELERATE.fullmatch, names))
+    return is_trainers or any(map(_ACCELERATE.fullmatch, names)) or _is_accelerates(names)
 
 
 def is_sharded(folder: str) -> bool:
@@ -96,6 +119,8 @@ def missing(names: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Yield the names that are missing, each with how many there should be."""
     groups: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for name in names:
+        if is_shard(name.rpartition("/")[2]):
+            continue  # a rank may have none of a number
         for pattern, origin in ((_RANK, "0"), (_NUMBERED, "1")):
             match = pattern.fullmatch(name)
             if match and int(match["all"]) <= _MOST_RANKS:

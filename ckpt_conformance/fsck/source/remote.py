@@ -45,6 +45,7 @@ MOST_LISTED = 200_000
 """Names of listings that are remembered; a folder with more is remembered alone."""
 _MOST_ALONE = 10_000  # files and folders of which something else is remembered
 
+_TRIES = 3  # for an answer that is shorter than what was asked for
 _FEW = 4  # files that are asked for one by one, and not by a listing
 _KINDS = {"file": EntryKind.FILE, "directory": EntryKind.FOLDER, "link": EntryKind.LINK}
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
@@ -252,17 +253,28 @@ class Files:
         return _entry(info)
 
     def read(self, path: str, start: int, end: int) -> bytes:
-        """Read bytes [start, end); fewer where the file ends before."""
+        """Read bytes [start, end) that are in the file by its size; Unreachable where fewer come.
+
+        A connection that breaks, or a proxy, may give the beginning of an answer as all of it.
+        """
         what = f"reading bytes {start}..{end} of"
         (known,) = (self._unranged.get(path) and self._alone.get(path)) or (None,)
         if known and known.size > end - start:
             raise self._failure(what, path, _WHOLE_ONLY)
-        data: bytes = self._ask(
-            what, path, lambda: self._files.cat_file(path, start=start, end=end)
-        )
-        if len(data) > end - start:
-            raise self._failure(what, path, _WHOLE_ONLY)
-        return data
+
+        def action() -> bytes:
+            answer: bytes = self._files.cat_file(path, start=start, end=end)
+            return answer
+
+        data = b""
+        for _ in range(_TRIES):
+            data = self._ask(what, path, action)
+            if len(data) == end - start:
+                return data
+            if len(data) > end - start:
+                raise self._failure(what, path, _WHOLE_ONLY)
+        why = f"{len(data)} bytes came, {_TRIES} times: cut short on the way, or a shorter file now"
+        raise self._failure(what, path, why)
 
     def changed(self, path: str) -> float:
         """Return when a file, or something in a folder, was changed; 0 where that is unknown."""

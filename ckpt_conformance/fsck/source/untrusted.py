@@ -109,13 +109,13 @@ def parse_json(data: bytes) -> Json:
         Malformed: anything else than such an object.
 
     """
-    parsed = parse_value(data)
+    parsed = parse_any_json(data)
     if not is_dict(parsed):
         raise Malformed(f"no JSON object but a {type(parsed).__name__}")
     return parsed
 
 
-def parse_value(data: bytes) -> object:
+def parse_any_json(data: bytes) -> object:
     """Read a JSON value of any type; raises as `parse_json` does."""
     heavy = weight(data)
     if heavy > MOST_WEIGHT:
