@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.cli.fsck_plan import Jobs
     from ckpt_conformance.cli.fsck_results import Taker
+    from ckpt_conformance.cluster.client import Cluster
     from ckpt_conformance.cluster.place import Place
     from ckpt_conformance.fsck.judge.judge import Judged, Options
     from ckpt_conformance.fsck.source import places
@@ -265,11 +266,12 @@ def _judge_all(path: places.Where, options: Options, asked: Asked, *, as_json: b
                 plan = files.enter_context(listing)
             part = plan.jobs(options, asked.shard, is_cut=asked.is_shared)
             taker = fsck_results.Taker(files.enter_context(fsck_results.spool()))
+            cluster = files.enter_context(_connected(asked, path, part, progress))
             with _writer(asked.results) as taker.writer:
                 if taker.writer:
                     fsck_results.begin(taker.writer, options, part, asked.shard)
-                if asked.cluster:
-                    _run_on(asked.cluster, path, part, taker, progress)
+                if cluster:
+                    _run_on(cluster, path, part, taker, progress)
                 else:
                     _run(path, options, part, taker, progress)
         if asked.shard.count > 1:
@@ -310,13 +312,26 @@ def _run(
             progress.update(done, total, "checkpoints", unit=" checkpoints")
 
 
-def _run_on(
-    cluster: Place, path: places.Where, jobs: Jobs, taker: Taker, progress: Progress
-) -> None:
-    """Judge the jobs of a shard on a cluster."""
+@contextlib.contextmanager
+def _connected(
+    asked: Asked, path: places.Where, jobs: Jobs, progress: Progress
+) -> Generator[Cluster | None]:
+    """Connect to the cluster that was asked for; None where none was."""
+    if asked.cluster is None:
+        yield None
+        return
     from ckpt_conformance.cli.remote import fsck_client
 
     progress.begin("fsck", "starting")
+    with fsck_client.connected(asked.cluster, path, jobs) as cluster:
+        yield cluster
+
+
+def _run_on(
+    cluster: Cluster, path: places.Where, jobs: Jobs, taker: Taker, progress: Progress
+) -> None:
+    """Judge the jobs of a shard on a cluster."""
+    from ckpt_conformance.cli.remote import fsck_client
 
     def tell(done: int, total: int) -> None:
         progress.update(done, total, "checkpoints", unit=" checkpoints")
