@@ -40,11 +40,25 @@ def lines(judged: Judged) -> Iterator[str]:
     if not judged.reports:
         yield f"{one_line(judged.path)}: nothing here looks like a checkpoint"
         return
+    yield from _trackers(judged)
     if judged.missing:
         yield "newest whole: unknown: not all was judged"
         return
     newest = judged.newest_whole
     yield f"newest whole: {one_line(newest.path) if newest else 'none'}"
+
+
+def _trackers(judged: Judged) -> Iterator[str]:
+    """Yield a line for each pointer that does not name the newest whole checkpoint."""
+    newest = judged.newest_whole
+    for tracker in judged.trackers:
+        says = f"  pointer  {one_line(tracker.file)} names {one_line(tracker.names)}"
+        if tracker in judged.dangling:
+            yield f"{says}, which is not there: a resume that follows it fails"
+        elif tracker.state not in (None, State.WHOLE):
+            yield f"{says}, which is {tracker.state}: a resume that follows it loads that"
+        elif newest is not None and tracker.checkpoint not in (None, str(newest.path)):
+            yield f"{says}, which is whole; {one_line(_short(newest.path, judged.path))} is newer"
 
 
 def json_text(judged: Judged) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import math
+import time
 from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -175,6 +176,8 @@ def _request(top: Where, jobs: Jobs) -> remote_fsck.Request:
         "nan": options.nan,
         "allow_name": sorted(options.trust.names),
         "allow_code": options.trust.everything,
+        "left": None if options.end is None else max(options.end - time.monotonic(), 0.0),
+        "file_timeout": options.file_timeout,
         "listed": stored.found_json(first.found) if first else None,
     }
 

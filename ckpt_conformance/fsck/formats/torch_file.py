@@ -17,7 +17,7 @@ from ckpt_conformance.fsck.formats.pickles import (
     Persistent,
     Short,
 )
-from ckpt_conformance.fsck.source.findings import Kind, Malformed
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span
 from ckpt_conformance.fsck.source.untrusted import (
@@ -233,7 +233,8 @@ def _read_structure(
     try:
         tree, asked = _load(file, record)
     except Malformed as error:
-        problem = Problem(Kind.DAMAGED, f"data.pkl: {error}", (), record.start, record.end)
+        kind = Kind.UNKNOWN if isinstance(error, NotRead) else Kind.DAMAGED
+        problem = Problem(kind, f"data.pkl: {error}", (), record.start, record.end)
         archive.problems.append(problem)
         if isinstance(error, Broken):
             archive.problems += _unsafe("data.pkl", error.asked, own)
@@ -265,6 +266,9 @@ def _read_others(file: Readable, records: dict[str, zips.Record], archive: Archi
             _, asked = _load(file, record)
         except Broken as error:
             asked = error.asked
+        except NotRead as error:
+            archive.problems.append(Problem(Kind.UNKNOWN, f"{clip(name)}: {error}"))
+            continue
         except Malformed:
             continue
         archive.problems += _unsafe(name, asked, own)
@@ -274,7 +278,7 @@ def _load(file: Readable, record: zips.Record) -> tuple[Any, Asked]:
     """Read a record as a pickle, if it is small enough for one."""
     size = record.end - record.start
     if size > MOST_BYTES:
-        raise Malformed(f"a structure of {size} bytes: {MOST_BYTES} are read at most")
+        raise TooLarge(f"a structure of {size} bytes: {MOST_BYTES} are read at most")
     return pickles.load(exactly(file, record.start, size))
 
 

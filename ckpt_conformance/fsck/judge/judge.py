@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
+from ckpt_conformance.fsck.judge import trackers
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
+from ckpt_conformance.fsck.judge.trackers import Tracker
 from ckpt_conformance.fsck.source.findings import SEVERITY, Report, State
 from ckpt_conformance.fsck.source.source import in_threads
 from ckpt_conformance.fsck.source.sums import DIVIDED, NOTHING, SAMPLED
@@ -16,6 +18,7 @@ from ckpt_conformance.fsck.source.trust import NOBODY, Trust
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ckpt_conformance.fsck.judge.trackers import TrackerJson
     from ckpt_conformance.fsck.source.findings import ReportJson
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.sums import Sizes
@@ -35,6 +38,9 @@ class Options:
         sample: the share of the payload that is read, 0 to 1; `seed` chooses which.
         nan: count NaNs and infinities.
         trust: names in pickles that the user vouches for.
+        end: when all must be judged, in seconds of the monotonic clock; what is not by then is
+            unknown. None for never.
+        file_timeout: seconds from the opening of a file to its last byte.
 
     """
 
@@ -44,6 +50,8 @@ class Options:
     seed: int = 0
     nan: bool = False
     trust: Trust = NOBODY
+    end: float | None = None
+    file_timeout: float | None = None
 
     @property
     def sizes(self) -> Sizes:
@@ -70,6 +78,7 @@ class JudgedJson(TypedDict):
     state: str
     newest_whole: str | None
     leftovers: list[str]
+    trackers: list[TrackerJson]
     checkpoints: list[ReportJson]
     missing_shards: NotRequired[list[str]]
 
@@ -84,6 +93,7 @@ class Judged:
         leftovers: names of work in progress that nobody finished, relative to the path.
         options: how it was judged.
         missing: shards of which not all results are there: nobody knows what is newest.
+        trackers: what the run's own pointers to its newest checkpoint name.
 
     """
 
@@ -92,6 +102,7 @@ class Judged:
     leftovers: list[str] = field(default_factory=list[str])
     options: Options = field(default_factory=Options)
     missing: tuple[str, ...] = ()
+    trackers: list[Tracker] = field(default_factory=list[Tracker])
 
     @property
     def newest_whole(self) -> Report | None:
@@ -101,9 +112,19 @@ class Judged:
         return next((one for one in self.reports if one.state is State.WHOLE), None)
 
     @property
+    def dangling(self) -> list[Tracker]:
+        """The pointers to checkpoints that are not there."""
+        return trackers.dangling(self.trackers, self.reports) if self.trackers else []
+
+    @property
     def state(self) -> State:
-        """The worst of the checkpoints; UNKNOWN where there is none, or where some are missing."""
+        """The worst of the checkpoints; UNKNOWN where there is none, or where some are missing.
+
+        A pointer to a checkpoint that is not there makes the run INCOMPLETE.
+        """
         states = {one.state for one in self.reports}
+        if self.dangling:
+            states.add(State.INCOMPLETE)
         if self.missing or not states:
             states.add(State.UNKNOWN)
         return max(states, key=SEVERITY.index)
@@ -126,6 +147,7 @@ class Judged:
             "state": str(self.state),
             "newest_whole": str(newest.path) if newest else None,
             "leftovers": self.leftovers,
+            "trackers": [one.to_json() for one in self.trackers],
             "checkpoints": [],
         }
         if self.missing:
@@ -148,7 +170,8 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
     for place, notes in notes_of_shared(enumerate(one.shared for one in judgements)).items():
         judgements[place].report.remark(notes)
     reports = [one.report for one in judgements]
-    return Judged(path, reports, sorted(set(checkpoints.leftovers)), options)
+    leftovers = sorted(set(checkpoints.leftovers))
+    return Judged(path, reports, leftovers, options, trackers=trackers.read(path, reports))
 
 
 def judge_newest(path: Where, options: Options | None = None, progress: Progress = None) -> Judged:
