@@ -66,7 +66,7 @@ def renames(*pairs: tuple[str, str]) -> Options:
 
 @pytest.mark.parametrize(
     ("a", "b"),
-    [(1, "1"), (-1, "-1"), (1.5, "1.5"), (True, "True"), (None, "None"), ((1, 2), "(1, 2)")],
+    [(1, "1"), (-1, "-1"), (1.5, "1.5"), (True, "True"), (None, "None")],
 )
 @pytest.mark.parametrize("value", [torch.ones(3), 7, {"deep": torch.ones(3)}])
 def test_keys_of_other_types_differ(a: Any, b: str, value: Any, tmp_path: Path) -> None:  # noqa: ANN401
