@@ -17,7 +17,6 @@ import os
 import shutil
 import stat
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_conformance.contract.kept_trees import fingerprint
@@ -28,10 +27,10 @@ from ckpt_conformance.fault_injectors.injector import length_of
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from ckpt_conformance.fault_injectors.payload import Place
 
-_COPIED = 4 << 20  # bytes of a file that are copied between two looks for signals
 ABSENT = "absent"
 Cut = Literal["0", "1", "half", "len-1"]
 CUTS: tuple[Cut, ...] = ("0", "1", "half", "len-1")
@@ -431,14 +430,5 @@ def copy_damaged(
     source: Path, target: Path, fault: str, rng: random.Random, file: str | None = None
 ) -> Damage:
     """Copy a directory and damage the copy, in `file` if one is named; the original stays."""
-    shutil.copytree(source, target, symlinks=True, copy_function=_copy)
+    shutil.copytree(source, target, symlinks=True)
     return AT_REST[fault](target, rng, file)
-
-
-def _copy(source: str, target: str) -> None:
-    """Copy a file with its times; shutil's own copy of 2 GiB is one call that no signal ends."""
-    if not stat.S_ISREG(os.stat(source).st_mode):  # noqa: PTH116  a text, as copytree gives it
-        raise shutil.SpecialFileError(f"{source} is no regular file")
-    with Path(source).open("rb") as old, Path(target).open("wb") as new:
-        shutil.copyfileobj(old, new, _COPIED)
-    shutil.copystat(source, target)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -444,20 +443,18 @@ def corrupt(  # noqa: PLR0913  one parameter for each option
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Damage a copy of a checkpoint, for drills; DIR stays as it is."""
-    from ckpt_conformance.fault_injectors import at_rest
+    from ckpt_conformance.fault_injectors import drills
 
-    if fault not in at_rest.AT_REST:
-        hint = requests.nearest(fault, at_rest.AT_REST)
-        known = ", ".join(at_rest.AT_REST)
+    if fault not in drills.FAULTS:
+        hint = requests.nearest(fault, drills.FAULTS)
+        known = ", ".join(drills.FAULTS)
         raise requests.RequestError(f"unknown fault {fault!r}; {hint}faults at rest: {known}")
     _check_request(path, out, file)
+    rng = random.Random(seed)  # noqa: S311  a drill
     try:
-        damage = at_rest.copy_damaged(path, out, fault, random.Random(seed), file)  # noqa: S311  a drill
-    except KeyboardInterrupt:
-        shutil.rmtree(out, ignore_errors=True)
-        raise
+        with drills.copied(path, out) as copy:
+            damage = drills.damage(copy, fault, rng, file)
     except (Unknown, ValueError, OSError) as error:  # shutil.Error is an OSError
-        shutil.rmtree(out, ignore_errors=True)
         raise requests.RequestError(f"{path} cannot be damaged by {fault}: {error}") from error
     if as_json:
         typer.echo(json.dumps(damage.to_json() | {"seed": seed, "copy": str(out)}, indent=2))
@@ -471,12 +468,17 @@ def corrupt(  # noqa: PLR0913  one parameter for each option
 
 def _check_request(path: Path, out: Path, file: str | None) -> None:
     """Refuse what cannot be done, before anything is copied."""
+    from ckpt_conformance.fault_injectors import drills
+
     if not path.is_dir():
         raise requests.RequestError(
             f"{path} is no folder; give the folder that holds the checkpoint"
         )
     if out.exists() or out.is_symlink():
         raise requests.RequestError(f"{out} exists; name a folder that does not")
+    if drills.draft_of(out).exists():
+        left = f"{drills.draft_of(out)} is there, which a `corrupt` that was killed has left"
+        raise requests.RequestError(f"{left}: remove it, or name another folder")
     if out.resolve().is_relative_to(path.resolve()):
         raise requests.RequestError(f"{out} is inside of {path}; name a folder beside it")
     inside = file is None or (path / file).resolve().is_relative_to(path.resolve())

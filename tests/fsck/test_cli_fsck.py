@@ -215,7 +215,8 @@ def test_corrupt_damages_a_copy_and_says_what(runs: Path, tmp_path: Path) -> Non
     before = trees.listing(source)
     for name in ("first", "second"):
         done = cli(
-            "corrupt", source, "--fault", "bit-flip", "--seed", "3", "--out", tmp_path / name
+            *("corrupt", source, "--fault", "bit-flip", "--seed", "3"),
+            *("--file", "__0_0.distcp", "--out", tmp_path / name),
         )
         assert done.returncode == 0, done.stderr
         assert "bit-flip in __0_0.distcp at byte" in done.stdout
@@ -253,5 +254,9 @@ def test_corrupt_refuses_and_leaves_nothing(runs: Path, tmp_path: Path) -> None:
         assert done.returncode == 2, words
         assert reason in done.stderr, done.stderr
     assert list(tmp_path.iterdir()) == [there]
+    (tmp_path / "new.unfinished").mkdir()
+    done = cli("corrupt", runs, "--fault", "bit-flip", "--out", tmp_path / "new")
+    assert (done.returncode, "new.unfinished is there" in done.stderr) == (2, True)
+    (tmp_path / "new.unfinished").rmdir()
     assert [path.name for path in there.iterdir()] == ["mine"]
     assert cli("corrupt", there / "mine", "--fault", "bit-flip", "--out", "x").returncode == 2

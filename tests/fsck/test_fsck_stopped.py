@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from stopped import PATIENCE, Place, place, wait
 
+from ckpt_conformance.fault_injectors import drills
+
 if TYPE_CHECKING:
     import subprocess
 
@@ -89,9 +91,12 @@ def test_a_stopped_corrupt_leaves_no_copy(
     sparse(place.folder / "run" / "a.safetensors", 2 << 30)
     copy = place.folder / "copy"
     process = place.start("corrupt", "run", "--fault", "bit-flip", "--out", "copy")
-    wait(lambda: (copy / "a.safetensors").exists() or process.poll() is not None)
+    draft = drills.draft_of(copy)
+    wait(lambda: (draft / "a.safetensors").exists() or process.poll() is not None)
+    assert not copy.exists()
     assert ended(process, number) == status
     assert not copy.exists()
+    assert not draft.exists()
 
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
