@@ -189,6 +189,7 @@ def begin(writer: lines.Writer, options: Options, jobs: Jobs, shard: Shard) -> N
             "nan": options.nan,
             "allow-name": sorted(options.trust.names),
             "allow-code": options.trust.everything,
+            "require-coverage": options.least,
         },
         plan=listed.digest,
         shard=shard,  # and no items, of which there may be a million: the fact says how many
@@ -278,6 +279,7 @@ def combined(paths: Sequence[Path], files: ExitStack) -> Judged:
         seed=asked["seed"],
         nan=asked["nan"],
         trust=Trust(frozenset(asked.get("allow-name", ())), asked.get("allow-code", False)),
+        least=asked.get("require-coverage", 0.0),  # results of the first release have none
     )
     place = named(listed.place)
     return Judged(place, index.reports(), listed.leftovers, options, tuple(unjudged))

@@ -35,6 +35,7 @@ class Options:
         sample: the share of the payload that is read, 0 to 1; `seed` chooses which.
         nan: count NaNs and infinities.
         trust: names in pickles that the user vouches for.
+        least: the share of the bytes, 0 to 1, that a digest or a CRC must have covered.
 
     """
 
@@ -44,6 +45,7 @@ class Options:
     seed: int = 0
     nan: bool = False
     trust: Trust = NOBODY
+    least: float = 0.0
 
     @property
     def sizes(self) -> Sizes:
@@ -67,6 +69,7 @@ class JudgedJson(TypedDict):
     path: str
     metadata_only: bool
     sample: SampleJson | None
+    require_coverage: NotRequired[float]
     state: str
     newest_whole: str | None
     leftovers: list[str]
@@ -95,10 +98,22 @@ class Judged:
 
     @property
     def newest_whole(self) -> Report | None:
-        """The newest checkpoint with nothing wrong."""
+        """The newest checkpoint with nothing wrong, of which enough was verified."""
         if self.missing:
             return None
-        return next((one for one in self.reports if one.state is State.WHOLE), None)
+        return next((one for one in self.reports if self.is_enough(one)), None)
+
+    def is_enough(self, report: Report) -> bool:
+        """Return whether a checkpoint is whole, and as much of it verified as was asked for."""
+        return report.state is State.WHOLE and report.coverage >= self.options.least
+
+    @property
+    def has_too_little(self) -> bool:
+        """Whether less of some whole checkpoint was verified than was asked for."""
+        least = self.options.least
+        return least > 0 and any(
+            one.state is State.WHOLE and one.coverage < least for one in self.reports
+        )
 
     @property
     def state(self) -> State:
@@ -128,6 +143,8 @@ class Judged:
             "leftovers": self.leftovers,
             "checkpoints": [],
         }
+        if self.options.least:
+            head["require_coverage"] = self.options.least
         if self.missing:
             head["missing_shards"] = list(self.missing)
         return head

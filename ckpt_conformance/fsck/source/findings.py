@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,6 +52,14 @@ class State(StrEnum):
     INCOMPLETE = "incomplete"
     DAMAGED = "damaged"
     UNSAFE = "unsafe"
+
+
+class Protection(StrEnum):
+    """How much was compared with digests and CRCs; `Report.coverage` is the share."""
+
+    VERIFIED = "verified"
+    PARTLY = "partly verified"
+    STRUCTURE = "structure only"
 
 
 class Kind(StrEnum):
@@ -120,6 +128,8 @@ class ReportJson(TypedDict):
     not_finite: list[NotFiniteJson] | None
     findings: list[FindingJson]
     passed_over: list[str]
+    protection: NotRequired[str]
+    coverage: NotRequired[float]
 
 
 @dataclass(frozen=True)
@@ -251,6 +261,22 @@ class Report:
         """Bytes that nothing protects: a flipped bit there may be served."""
         return max(self.size - self.digest - self.crc - self.structure - self.unread, 0)
 
+    @property
+    def coverage(self) -> float:
+        """The share of the bytes, 0 to 1, that were compared with a digest or a CRC.
+
+        Headers that are written twice are no part of it: they are compared with each other.
+        """
+        verified, rest = self.digest + self.crc, self.size - self.structure
+        return min(verified / rest, 1.0) if rest > 0 else 0.0
+
+    @property
+    def protection(self) -> Protection:
+        """What was compared: all that is not written twice, some of it, or the structure alone."""
+        if not self.digest + self.crc:
+            return Protection.STRUCTURE
+        return Protection.PARTLY if self.uncovered or self.unread else Protection.VERIFIED
+
     def take(self, part: Report) -> None:
         """Add the report of a part."""
         self.add(part)
@@ -300,6 +326,8 @@ class Report:
             "not_finite": None if not_finite is None else [one.to_json() for one in not_finite],
             "findings": [finding.to_json() for finding in self.findings],
             "passed_over": self.passed_over,
+            "protection": str(self.protection),
+            "coverage": self.coverage,
         }
 
 
