@@ -86,6 +86,22 @@ AllowName = Annotated[
         help="A name in pickles that you vouch for; a file has one a line, # begins a comment.",
     ),
 ]
+Sample = Annotated[
+    float,
+    typer.Option(
+        parser=share,
+        metavar="SHARE",
+        help="Read this share of the payload only, as 5% or 0.05.",
+    ),
+]
+RequireCoverage = Annotated[
+    float | None,
+    typer.Option(
+        parser=share,
+        metavar="SHARE",
+        help="Exit 1 where less than this share, as 95%, was compared with a digest or a CRC.",
+    ),
+]
 AllowCode = Annotated[
     bool, typer.Option(help="Vouch for all code that a load of these files may run.")
 ]
@@ -114,23 +130,9 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     metadata_only: Annotated[
         bool, typer.Option(help="Read structure and sizes only: no digest, no CRC.")
     ] = False,
-    sample: Annotated[
-        float,
-        typer.Option(
-            parser=share,
-            metavar="SHARE",
-            help="Read this share of the payload only, as 5% or 0.05.",
-        ),
-    ] = 1.0,
+    sample: Sample = 1.0,
     seed: Seed = 0,
-    require_coverage: Annotated[
-        float | None,
-        typer.Option(
-            parser=share,
-            metavar="SHARE",
-            help="Exit 1 where less than this share, as 95%, was compared with a digest or a CRC.",
-        ),
-    ] = None,
+    require_coverage: RequireCoverage = None,
     nan: Annotated[bool, typer.Option(help="Count NaNs and infinities of each tensor.")] = False,
     allow_name: AllowName = None,
     allow_code: AllowCode = False,
@@ -162,20 +164,14 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     cluster = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs, "threads").place()
     path = places.place(place)
     places.check_there(path)
-    if metadata_only and (nan or sample < 1):
-        raise requests.RequestError(
-            "--metadata-only reads no payload: leave out --sample and --nan"
-        )
-    if metadata_only and require_coverage:
-        raise requests.RequestError(
-            "--metadata-only compares no digest and no CRC: leave out --require-coverage"
-        )
+    if metadata_only and (nan or sample < 1 or require_coverage):
+        others = "--sample, --nan and --require-coverage"
+        raise requests.RequestError(f"--metadata-only reads no payload: leave out {others}")
     if null and (as_json or not newest_whole):
         raise requests.RequestError("--null is for the path that --newest-whole prints")
     trust = trust_of(allow_name or [], is_all=allow_code)
-    options = Options(
-        jobs or threads(path), metadata_only, sample, seed, nan, trust, require_coverage or 0.0
-    )
+    least = require_coverage or 0.0
+    options = Options(jobs or threads(path), metadata_only, sample, seed, nan, trust, least)
     asked = Asked(part_of(shard, results), results, plan, write_plan, cluster)
     if newest_whole:
         asked.refuse("--newest-whole", "stops at the first whole checkpoint, and needs no parts")

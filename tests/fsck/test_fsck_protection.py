@@ -131,7 +131,7 @@ def test_a_bad_share_is_a_usage_error(value: str, mixed: Path) -> None:
 
 
 def test_metadata_alone_verifies_nothing(mixed: Path) -> None:
-    with pytest.raises(RequestError, match="leave out --require-coverage"):
+    with pytest.raises(RequestError, match="--require-coverage"):
         Finished("fsck", mixed, "--metadata-only", "--require-coverage", "5%")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
+from ckpt_conformance.fsck.judge.siblings import told
 from ckpt_conformance.fsck.source.findings import SEVERITY, Report, State
 from ckpt_conformance.fsck.source.source import in_threads
 from ckpt_conformance.fsck.source.sums import DIVIDED, NOTHING, SAMPLED
@@ -16,6 +17,7 @@ from ckpt_conformance.fsck.source.trust import NOBODY, Trust
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ckpt_conformance.fsck.judge.siblings import Kin
     from ckpt_conformance.fsck.source.findings import ReportJson
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.sums import Sizes
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None] | None
 
 SCHEMA = "ckpt-conformance/fsck/v2"
+_OLDER = 3  # neighbours of the newest whole checkpoint that are asked about it
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,9 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
     judgements = sorted((one for _, one in done), key=attrgetter("age"), reverse=True)
     for place, notes in notes_of_shared(enumerate(one.shared for one in judgements)).items():
         judgements[place].report.remark(notes)
+    kins = ((place, one.kin) for place, one in enumerate(judgements) if one.kin)
+    for place, findings in told(kins).items():
+        judgements[place].report.take_findings(findings)
     reports = [one.report for one in judgements]
     return Judged(path, reports, sorted(set(checkpoints.leftovers)), options)
 
@@ -171,7 +177,8 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
 def judge_newest(path: Where, options: Options | None = None, progress: Progress = None) -> Judged:
     """Judge from the newest checkpoint on until one is whole: what a launch script needs to know.
 
-    The older ones are not read and have no report.
+    The older ones have no report: of two of them the structure is read, where the newest has
+    counts and roles that neighbours may contradict.
     """
     options, checkpoints = options or Options(), Checkpoints(path)
     founds = list(checkpoints)
@@ -182,8 +189,17 @@ def judge_newest(path: Where, options: Options | None = None, progress: Progress
         ages = zip(in_threads(judging.age, founds), founds, strict=True)
         known = [(age, found) for age, found in ages if age is not None]
         founds = [found for _, found in sorted(known, key=itemgetter(0), reverse=True)]
-    for found in founds:
-        reports += [one.report for _, one in judging.run([Job(0, found)]) if one]
+    kins: list[Kin] = []
+    for at, found in enumerate(founds):
+        judgement = next((one for _, one in judging.run([Job(0, found)])), None)
+        if judgement is None:
+            continue
+        reports.append(judgement.report)
+        if judged.newest_whole and judgement.kin:
+            older = judging.kins(founds[at + 1 : at + 1 + _OLDER])
+            beside = enumerate([judgement.kin, *kins, *older])
+            judgement.report.take_findings(told(beside).get(0, []))
         if judged.newest_whole:
             break
+        kins += [judgement.kin] if judgement.kin else []
     return judged

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckpt_conformance.fsck.judge.examine import examine, folder_of, resolved
+from ckpt_conformance.fsck.judge.siblings import kin_of
 from ckpt_conformance.fsck.layouts.listing import Sort
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, Report, State, allowed, ordered
 from ckpt_conformance.fsck.source.places import changed, is_far
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from ckpt_conformance.fsck.judge.judge import Options
+    from ckpt_conformance.fsck.judge.siblings import Kin
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.layouts.listing import Found
     from ckpt_conformance.fsck.source.findings import Finding
@@ -93,6 +95,7 @@ class Judgement:
         report: all that is known; of a slice, what the structure says.
         shared: its files that have several names on the disk.
         sums: of a slice: what its payload says.
+        kin: what the other steps of its run are told of it; None where that is nothing.
         division: of a slice: how the payload was cut; other slices must have been cut so, too.
         unjudged: why nothing was read; the report says so in words.
 
@@ -104,6 +107,7 @@ class Judgement:
     sums: Sums = field(default_factory=Sums)
     division: str = ""
     unjudged: Unjudged | None = None
+    kin: Kin | None = None
 
 
 @dataclass
@@ -134,6 +138,11 @@ class Judging:
         opened = self.open(Job(0, found), NOTHING)
         return opened.judgement.age if opened.judgement else None
 
+    def kins(self, founds: Iterable[Found]) -> list[Kin]:
+        """Read the structure of neighbours, and return what they are asked for."""
+        opened = (self.open(Job(0, found), NOTHING).judgement for found in founds)
+        return [one.kin for one in opened if one and one.kin]
+
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Judgement | None]]:
         """Judge; yield each as it is done, with None where there is no checkpoint after all."""
         openers = OPEN_FAR if is_far(self.top) else OPEN_NEAR
@@ -162,6 +171,8 @@ class Judging:
         opened.candidate, opened.folder = candidate, folder
         opened.judgement = Judgement((step is not None, step or 0, time), report)
         opened.judgement.shared = list(self._shared(candidate, folder))
+        linked = (one.file for one in opened.judgement.shared)
+        opened.judgement.kin = kin_of(candidate, report, linked)
         opened.works = self._chosen(opened.judgement, works, job.slice)
         return opened
 

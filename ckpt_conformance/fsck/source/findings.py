@@ -186,6 +186,36 @@ class NotFinite:
         }
 
 
+class Role(StrEnum):
+    """What a state is of, in the words of a finding."""
+
+    MODEL = "a model"
+    OPTIMIZER = "an optimizer"
+    SCHEDULER = "a scheduler"
+    GENERATORS = "generators"
+    LOADER = "a sampler or loader"
+    SCALER = "a scaler"
+    ARGUMENTS = "arguments"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a file of `torch.save` holds, by its structure.
+
+    Attributes:
+        roles: every role that was recognised in it.
+        is_known: whether there is nothing else in it but plain values.
+        counts: steps that an optimizer or a scheduler has counted, above 0.
+        mark: the same for files whose records are the same; empty where a record has no CRC.
+
+    """
+
+    roles: frozenset[Role] = frozenset()
+    is_known: bool = False
+    counts: dict[Role, int] = field(default_factory=dict[Role, int])
+    mark: str = ""
+
+
 Plain = bool | int | float | str
 
 
@@ -197,12 +227,14 @@ class Facts:
         values: by key; None for a value that is not plain.
         has_zero_optimizer: of DeepSpeed's model states: its optimizer is in files of its own.
         is_bf16: of DeepSpeed's model states: bf16 was on.
+        held: of a file of `torch.save`: what it holds.
 
     """
 
     values: dict[str, Plain | None] = field(default_factory=dict[str, Plain | None])
     has_zero_optimizer: bool = False
     is_bf16: bool = False
+    held: Held | None = None
 
     def number(self, key: str) -> int | None:
         """Return a whole number; None for anything else, bool too."""
@@ -297,6 +329,12 @@ class Report:
     def say(self, kind: Kind, file: str, what: str, tensors: Iterable[str] = ()) -> None:
         """Add a finding about a whole file or tensor."""
         self.findings.append(Finding(kind, file, what, tuple(tensors)))
+
+    def take_findings(self, findings: Iterable[Finding]) -> None:
+        """Add findings that came when everything else was known."""
+        known = {one.file for one in self.findings if one.kind is not Kind.NOTE}
+        new = [one for one in findings if one.file not in known]
+        self.findings = ordered([*self.findings, *new])
 
     def remark(self, notes: Iterable[tuple[str, str]]) -> None:
         """Add notes, each about a file, that came when everything else was known."""
