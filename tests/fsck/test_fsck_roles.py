@@ -221,6 +221,36 @@ def test_a_step_that_the_name_contradicts_is_a_remark(step: Path) -> None:
     assert told(report) == [("extra.pt", Kind.NOTE)]
 
 
+def test_an_optimizer_of_another_step_is_a_remark_where_no_neighbour_tells(tmp_path: Path) -> None:
+    root = run_of("transformers_run", tmp_path) / "run"
+    for name in (2, 4):
+        if name == 4:
+            shutil.copyfile(root / "checkpoint-4" / "optimizer.pt", root / "aside")
+        shutil.rmtree(root / f"checkpoint-{name}")
+    (root / "aside").rename(root / "checkpoint-6" / "optimizer.pt")
+    report = only(root)
+    assert report.state is State.WHOLE
+    assert [file for file, _ in told(report) if file != "training_args.bin"] == ["optimizer.pt"]
+
+
+def test_a_state_of_the_trainer_without_a_step_is_damage(tmp_path: Path) -> None:
+    root = run_of("transformers_run", tmp_path) / "run" / "checkpoint-6"
+    one, two = root / "trainer_state.json", root / "config.json"
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+    assert "trainer_state.json" in {one.file for one in damage(only(root))}
+
+
+def test_a_rank_beyond_the_world_is_a_remark(tmp_path: Path) -> None:
+    root = run_of("deepspeed_run", tmp_path) / "run" / "global_step6"
+    name = "bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt"
+    shutil.copyfile(root / name.format(1), root / name.format(2))
+    report = only(root)
+    assert report.state is State.WHOLE
+    assert [one.file for one in report.findings if "larger" in one.what] == [name.format(2)]
+
+
 # -- bytes of strangers ----------------------------------------------------------------------------
 
 

@@ -37,6 +37,9 @@ _EXTRA = re.compile(r"extra_state_world_size_\d+_rank_\d+\.pt")  # verl's
 _OF_RANK = re.compile(r"(?<=rank_)\d+|(?<=random_states_)\d+")
 _COUNTERS = ("global_steps", "global_step", "iteration", "step")
 _WORLDS = ("dp_world_size", "mp_world_size")
+_OF_ZERO = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+_TOGETHER = ("transformers-trainer", "deepspeed")  # they step the optimizer each time, once
+_STEPS = ("optimizer", "global_step", "global_steps")
 
 
 def named(file: str) -> frozenset[Role]:
@@ -155,17 +158,37 @@ def _worlds(report: Report, files: Mapping[str, Facts]) -> None:
             for name, size in sorted(said.items()):
                 what = f"its {key} is {size}, and the files beside it say {sizes}"
                 report.say(Kind.DAMAGED, name, f"{what}: of another save?")
+        elif key == "dp_world_size" and said:
+            _say_beyond(report, files, min(said.values()))
+
+
+def _say_beyond(report: Report, files: Mapping[str, Facts], size: int) -> None:
+    """Remark optimizers of ranks that the world does not have: a load passes over them."""
+    for name in sorted(files):
+        match = _OF_ZERO.fullmatch(_last(name))
+        if match and int(match[1]) >= size:
+            what = f"the world has {size} ranks: a save of a larger one left it?"
+            report.say(Kind.NOTE, name, what)
 
 
 def _counters(report: Report, files: Mapping[str, Facts]) -> None:
     """Remark files whose step is not that of the name, where another file's is."""
+    if report.layout == "accelerate":  # which numbers its folders by saves
+        return
     for key in _COUNTERS:
         said = {name: number for name, one in _torch(files) if is_count(number := one.number(key))}
-        if report.step not in said.values():
-            continue
+        _say_others(report, key, said)
+    if report.layout in _TOGETHER:
+        counts = {name: counts_of(one) for name, one in files.items()}
+        steps = {name: one[key] for name, one in counts.items() for key in _STEPS if key in one}
+        _say_others(report, "step", steps)
+
+
+def _say_others(report: Report, key: str, said: Mapping[str, int]) -> None:
+    if report.step in said.values():
         for name, number in sorted(said.items()):
             if number != report.step:
-                what = f"its {key} is {number}, and the name and others say {report.step}"
+                what = f"its {key} count is {number}, and the name and others say {report.step}"
                 report.say(Kind.NOTE, name, what)
 
 

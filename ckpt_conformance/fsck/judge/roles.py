@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ckpt_conformance.fsck.formats import torch_file
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _MOST_COUNTED = 1 << 53  # JSON keeps such a number
 _MOST_LEVELS = 4
 _MOST_OPTIMIZERS = 16
+_MOST_SEEN = 100_000  # containers of one file
 _MOST_PARTS = 200  # entries of a dict that is looked into; a larger one is a model's or nobody's
 _MOST_STEPS = 4  # parameters whose count of steps is read: each is a look at the payload
 _OF_CPU, _OF_CUDA = (5056,), (16,)  # bytes of the state of torch's generators
@@ -98,7 +100,8 @@ def _walk(part: Any, found: _Found, level: int) -> None:  # noqa: ANN401  what a
     if is_dict(part) and part.get("module") is not None and "global_steps" in part:
         found.roles.add(Role.MODEL)  # DeepSpeed's, whatever its parameters are called
     inner = _inner(part)
-    if inner is None or level >= _MOST_LEVELS or _has_moments(part):
+    is_deep = level >= _MOST_LEVELS or len(found.seen) > _MOST_SEEN
+    if inner is None or is_deep or _has_moments(part):
         found.strange = True
         return
     for one in inner:
@@ -115,7 +118,7 @@ def _inner(part: object) -> list[Any] | None:
     values = part.values() if is_dict(part) else part if is_sequence(part) else None
     if values is None:
         return None
-    inner = [one for one in values if not _is_plain(one)]
+    inner = list(islice((one for one in values if not _is_plain(one)), _MOST_PARTS + 1))
     return inner if len(inner) <= _MOST_PARTS else None
 
 
@@ -177,8 +180,9 @@ def _is_scheduler(part: dict[object, object]) -> bool:
 
 def _is_model(part: dict[object, object]) -> bool:
     """Return whether all values are tensors, and their names those of layers."""
-    names = [key for key in part if isinstance(key, str)]
-    if len(names) != len(part) or not any(name.endswith(_PARAMETERS) for name in names):
+    if not all(isinstance(key, str) for key in part):
+        return False
+    if not any(isinstance(key, str) and key.endswith(_PARAMETERS) for key in part):
         return False
     if _has_moments(part):
         return False
