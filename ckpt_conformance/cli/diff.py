@@ -10,13 +10,12 @@ import typer
 
 from ckpt_conformance.cli import stopping
 from ckpt_conformance.cli.fsck import (
-    AllowCode,
-    AllowName,
     Progress,
     threads,
     trust_of,
 )
-from ckpt_conformance.cli.options import Names, Threads  # noqa: TC001  typer reads the annotations
+from ckpt_conformance.cli.fsck_options import AllowCode, AllowName
+from ckpt_conformance.cli.options import Names, Threads, Timeout
 from ckpt_conformance.contract import requests
 from ckpt_conformance.report import terminal
 
@@ -45,6 +44,7 @@ def diff(  # noqa: PLR0913  one parameter for each option
     allow_code: AllowCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     jobs: Threads = None,
+    timeout: Timeout = None,
 ) -> None:
     """Compare two checkpoints bit for bit, whatever their formats and world sizes.
 
@@ -55,6 +55,7 @@ def diff(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.fsck.source import places
 
     stopping.end_at_once()
+    bound = stopping.Bound(timeout, UNDECIDED, "the time of --timeout is used up: not compared")
     renames = tuple(_rename(left) for left in rename or ())
     patterns = tuple(_pattern(left, "--only") for left in only or ())
     left, right = places.place(a), places.place(b)
@@ -64,6 +65,7 @@ def diff(  # noqa: PLR0913  one parameter for each option
     options = Options(renames, patterns, jobs or threads(left, right), trust)
     with Progress("diff") as progress:
         compared = compare(left, right, options, progress)
+    bound.close()
     if as_json:
         typer.echo(json.dumps(compared.to_json(names_same=show_all), indent=2))
     else:

@@ -16,12 +16,28 @@ import typer
 
 from ckpt_conformance.cli import progress as cli_progress
 from ckpt_conformance.cli import stopping
+from ckpt_conformance.cli.fsck_options import (
+    AllowCode,
+    AllowName,
+    AsJson,
+    CountNans,
+    FileTimeout,
+    MetadataOnly,
+    NewestWhole,
+    Null,
+    PlaceToJudge,
+    PlanFile,
+    RequireCoverage,
+    Sample,
+    WritePlan,
+)
 from ckpt_conformance.cli.options import (
     OnCluster,
     Part,
     ResultLines,
     Seed,
     Threads,
+    Timeout,
     TlsAuthority,
     TlsCertificate,
     TlsKey,
@@ -38,6 +54,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.cli.fsck_plan import Jobs
     from ckpt_conformance.cli.fsck_results import Taker
+    from ckpt_conformance.cli.stopping import Bound
+    from ckpt_conformance.cluster.client import Cluster
     from ckpt_conformance.cluster.place import Place
     from ckpt_conformance.fsck.judge.judge import Judged, Options
     from ckpt_conformance.fsck.source import places
@@ -55,6 +73,13 @@ _LISTED = 100  # checkpoints that are listed between two looks at the progress
 class Progress(cli_progress.Progress):
     """Shows how much was read."""
 
+    bound: Bound | None = None
+
+    def went_on(self) -> None:
+        """Take that something was judged, or given up: no bound needs to end the command."""
+        if self.bound:
+            self.bound.tick()
+
     def __call__(self, done: int, total: int) -> None:
         """Take numbers of bytes."""
         self.update(done // _MIB, -(-total // _MIB), "MiB", unit=" MiB")
@@ -67,87 +92,32 @@ class Progress(cli_progress.Progress):
             self.update(checkpoints, checkpoints, f"{files} files", " checkpoints")
 
 
-def share(value: object) -> float:
-    """Read a share, above 0 and up to 1: `5%` or `0.05`."""
-    text = str(value)
-    try:
-        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= 1:
-        raise typer.BadParameter(f"{text!r} is no share above 0 and up to 1, as 5% or 0.05")
-    return number
-
-
-AllowName = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="MODULE.NAME|@FILE",
-        help="A name in pickles that you vouch for; a file has one a line, # begins a comment.",
-    ),
-]
-Sample = Annotated[
-    float,
-    typer.Option(
-        parser=share,
-        metavar="SHARE",
-        help="Read this share of the payload only, as 5% or 0.05.",
-    ),
-]
-RequireCoverage = Annotated[
-    float | None,
-    typer.Option(
-        parser=share,
-        metavar="SHARE",
-        help="Exit 1 where less than this share, as 95%, was compared with a digest or a CRC.",
-    ),
-]
-AllowCode = Annotated[
-    bool, typer.Option(help="Vouch for all code that a load of these files may run.")
-]
+OUT_OF_TIME = (
+    "the time of --timeout is used up, and nothing was judged: a disk or a store that does not "
+    "answer? Give it more time, or less to read"
+)
 
 
 def fsck(  # noqa: PLR0913  one parameter for each option
-    place: Annotated[
-        str,
-        typer.Argument(
-            metavar="DIR", help="A run's folder, a checkpoint, or a file; a path or a URL."
-        ),
-    ],
+    place: PlaceToJudge,
     *,
-    newest_whole: Annotated[
-        bool,
-        typer.Option(
-            help="Print the path of the newest whole checkpoint; 1 if there is none, 2 if unknown."
-        ),
-    ] = False,
-    null: Annotated[
-        bool,
-        typer.Option(
-            "--null", "-0", help="End the path of --newest-whole with a NUL, not a newline."
-        ),
-    ] = False,
-    metadata_only: Annotated[
-        bool, typer.Option(help="Read structure and sizes only: no digest, no CRC.")
-    ] = False,
+    newest_whole: NewestWhole = False,
+    null: Null = False,
+    metadata_only: MetadataOnly = False,
     sample: Sample = 1.0,
     seed: Seed = 0,
     require_coverage: RequireCoverage = None,
-    nan: Annotated[bool, typer.Option(help="Count NaNs and infinities of each tensor.")] = False,
+    nan: CountNans = False,
     allow_name: AllowName = None,
     allow_code: AllowCode = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    as_json: AsJson = False,
     jobs: Threads = None,
+    timeout: Timeout = None,
+    file_timeout: FileTimeout = None,
     shard: Part = "1/1",
     results: ResultLines = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Judge what is in this plan, and list nothing anew."),
-    ] = None,
-    write_plan: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="List only, and write the plan that shards can read."),
-    ] = None,
+    plan: PlanFile = None,
+    write_plan: WritePlan = None,
     on: OnCluster = None,
     tls_ca: TlsAuthority = None,
     tls_cert: TlsCertificate = None,
@@ -161,6 +131,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.fsck.source import places
 
     stopping.end_at_once()
+    bound = stopping.Bound(timeout, UNDECIDED, f"{place}: {OUT_OF_TIME}")
     cluster = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs, "threads").place()
     path = places.place(place)
     places.check_there(path)
@@ -170,12 +141,13 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     if null and (as_json or not newest_whole):
         raise requests.RequestError("--null is for the path that --newest-whole prints")
     trust = trust_of(allow_name or [], is_all=allow_code)
-    least = require_coverage or 0.0
-    options = Options(jobs or threads(path), metadata_only, sample, seed, nan, trust, least)
-    asked = Asked(part_of(shard, results), results, plan, write_plan, cluster)
+    count, least = jobs or threads(path), require_coverage or 0.0
+    given = (count, metadata_only, sample, seed, nan, trust, bound.end, file_timeout, least)
+    options = Options(*given)
+    asked = Asked(bound, part_of(shard, results), results, plan, write_plan, cluster)
     if newest_whole:
         asked.refuse("--newest-whole", "stops at the first whole checkpoint, and needs no parts")
-        raise typer.Exit(_judge_newest(path, options, as_json=as_json, null=null))
+        raise typer.Exit(_judge_newest(path, options, bound, as_json=as_json, null=null))
     if write_plan:
         raise typer.Exit(_write_plan(path, asked))
     raise typer.Exit(_judge_all(path, options, asked, as_json=as_json))
@@ -206,8 +178,9 @@ def _names_in(file: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which part of a listing is judged, and what is kept."""
+    """Which part of a listing is judged, in which time, and what is kept."""
 
+    bound: Bound
     shard: Shard
     results: Path | None
     plan: Path | None
@@ -233,12 +206,15 @@ class Asked:
             raise requests.RequestError(f"{option} {why}: leave out {' and '.join(others)}")
 
 
-def _judge_newest(path: places.Where, options: Options, *, as_json: bool, null: bool) -> int:
+def _judge_newest(
+    path: places.Where, options: Options, bound: Bound, *, as_json: bool, null: bool
+) -> int:
     from ckpt_conformance.fsck.judge.judge import judge_newest
     from ckpt_conformance.fsck.source import places
 
     with Progress("fsck") as progress:
         judged = judge_newest(path, options, progress)
+    bound.close()
     places.check_reached(path)
     if as_json:
         typer.echo(json.dumps(judged.to_json(), indent=2))
@@ -263,10 +239,12 @@ def _write_plan(path: places.Where, asked: Asked) -> int:
 def _judge_all(path: places.Where, options: Options, asked: Asked, *, as_json: bool) -> int:
     """Judge a part of what is there, or all of it; return the exit status."""
     from ckpt_conformance.cli import fsck_plan, fsck_results
+    from ckpt_conformance.fsck.judge import trackers
     from ckpt_conformance.fsck.judge.judge import Judged
 
     with contextlib.ExitStack() as files:
         with Progress("fsck") as progress:
+            progress.bound = asked.bound
             if asked.plan:
                 plan = files.enter_context(fsck_plan.opened(asked.plan, path))
             else:
@@ -275,16 +253,20 @@ def _judge_all(path: places.Where, options: Options, asked: Asked, *, as_json: b
                 plan = files.enter_context(listing)
             part = plan.jobs(options, asked.shard, is_cut=asked.is_shared)
             taker = fsck_results.Taker(files.enter_context(fsck_results.spool()))
+            cluster = files.enter_context(_connected(asked, path, part, progress))
             with _writer(asked.results) as taker.writer:
                 if taker.writer:
                     fsck_results.begin(taker.writer, options, part, asked.shard)
-                if asked.cluster:
-                    _run_on(asked.cluster, path, part, taker, progress)
+                if cluster:
+                    _run_on(cluster, path, part, taker, progress)
                 else:
                     _run(path, options, part, taker, progress)
+        asked.bound.close()
         if asked.shard.count > 1:
             return _say_part(taker, asked)
-        judged = Judged(path, taker.index.reports(), plan.listed.leftovers, options)
+        reports = taker.index.reports()
+        named = trackers.read(path, reports)
+        judged = Judged(path, reports, plan.listed.leftovers, options, trackers=named)
         return deliver(judged, as_json=as_json)
 
 
@@ -316,19 +298,34 @@ def _run(
     judging = Judging(path, options, progress if total == 1 else None)
     for done, (job, judgement) in enumerate(judging.run(jobs), 1):
         taker.take(job, judgement)
+        progress.went_on()
         if total > 1:
             progress.update(done, total, "checkpoints", unit=" checkpoints")
 
 
+@contextlib.contextmanager
+def _connected(
+    asked: Asked, path: places.Where, jobs: Jobs, progress: Progress
+) -> Generator[Cluster | None]:
+    """Connect to the cluster that was asked for; None where none was."""
+    if asked.cluster is None:
+        yield None
+        return
+    from ckpt_conformance.cli.remote import fsck_client
+
+    progress.begin("fsck", "starting")
+    with fsck_client.connected(asked.cluster, path, jobs) as cluster:
+        yield cluster
+
+
 def _run_on(
-    cluster: Place, path: places.Where, jobs: Jobs, taker: Taker, progress: Progress
+    cluster: Cluster, path: places.Where, jobs: Jobs, taker: Taker, progress: Progress
 ) -> None:
     """Judge the jobs of a shard on a cluster."""
     from ckpt_conformance.cli.remote import fsck_client
 
-    progress.begin("fsck", "starting")
-
     def tell(done: int, total: int) -> None:
+        progress.went_on()
         progress.update(done, total, "checkpoints", unit=" checkpoints")
 
     fsck_client.run(cluster, path, jobs, taker, tell)

@@ -22,6 +22,9 @@ Budget = StrEnum("Budget", ["QUICK", "FULL"])
 Device = StrEnum("Device", ["CPU", "CUDA"])
 
 
+MOST_SECONDS = 86_400 * 365  # what a timer takes
+
+
 def whole(low: int, high: int) -> Callable[[str], int]:
     """Make a parser of whole numbers that shows the value it refuses."""
 
@@ -32,6 +35,17 @@ def whole(low: int, high: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def seconds(value: object) -> float:
+    """Read a time above 0, in seconds."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= MOST_SECONDS:
+        raise typer.BadParameter(f"{str(value)!r} is no number of seconds above 0, as 30 or 0.5")
+    return number
 
 
 def part_of(shard: str, results: Path | None) -> Shard:
@@ -83,6 +97,15 @@ Threads = Annotated[
         parser=whole(1, 1024),
         metavar="N",
         help="Threads; default: one a core, and at least 8 for a URL.",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        parser=seconds,
+        metavar="SECONDS",
+        help="Stop reading after so long; what was not read is unknown.",
     ),
 ]
 Part = Annotated[

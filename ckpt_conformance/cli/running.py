@@ -27,6 +27,15 @@ def run(app: typer.Typer, usage_errors: tuple[type[Exception], ...]) -> None:
     _open_descriptors()
     stop = stopping.Stop()
     try:
+        _run(app, usage_errors, stop)
+    except SystemExit as left:
+        if stop.is_at_once and stopping.threads_wait():
+            stopping.leave_at_once(left.code if isinstance(left.code, int) else USAGE)
+        raise
+
+
+def _run(app: typer.Typer, usage_errors: tuple[type[Exception], ...], stop: stopping.Stop) -> None:
+    try:
         try:
             with stop:
                 app()

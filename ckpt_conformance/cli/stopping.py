@@ -13,8 +13,11 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+
+from ckpt_conformance.report import terminal
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -22,7 +25,10 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELL = 128  # a shell's exit status of a command that a signal ended is 128 + the signal
 INTERRUPTED = SHELL + signal.SIGINT
-GRACE = 0.5  # seconds that a command has to wind up whose threads only read
+GRACE = 0.3  # seconds that a command has to wind up whose threads only read
+
+
+WORDS = 3.0  # seconds in which one whose time is used up says what it has not read
 
 
 class Stopped(KeyboardInterrupt):
@@ -75,17 +81,62 @@ class Stop:
     def leave(self) -> None:
         """Leave, if a signal came to a command that ends at once: no thread is waited for."""
         if self.signal is not None and self.is_at_once:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
-            self._leave()
+            leave_at_once(self.status or INTERRUPTED)
 
     def _leave_after_grace(self) -> None:
         time.sleep(GRACE)
-        self._leave()
-
-    def _leave(self) -> NoReturn:
         os._exit(self.status or INTERRUPTED)
+
+
+def leave_at_once(status: int) -> NoReturn:
+    """End this process: what was written is flushed, and no thread is waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def threads_wait() -> bool:
+    """Return whether there are threads that Python would wait for at its end."""
+    others = (one for one in threading.enumerate() if one is not threading.main_thread())
+    return any(not one.daemon for one in others)
+
+
+class Bound:
+    """Ends this process where a command that only reads waits longer than the user wants.
+
+    It is for what nothing else can end: a folder that cannot be listed, as the disk is gone.
+
+    Attributes:
+        end: when the time is used up, in seconds of the monotonic clock; None for never.
+
+    """
+
+    def __init__(self, seconds: float | None, status: int, message: str) -> None:
+        """Begin; `status` and `message` are the exit status and the last words."""
+        self._status, self._message = status, message
+        self._is_over = threading.Event()
+        self._seen = time.monotonic()
+        self.end = None if seconds is None else self._seen + seconds
+        if seconds is not None:
+            threading.Thread(target=self._wait, args=(seconds,), daemon=True).start()
+
+    def tick(self) -> None:
+        """Tell that the command goes on: it notes what was not read, and ends by itself."""
+        self._seen = time.monotonic()
+
+    def close(self) -> None:
+        """End nothing any more: all that is left is to print."""
+        self._is_over.set()
+
+    def _wait(self, seconds: float) -> None:
+        if self._is_over.wait(seconds):
+            return
+        self._seen = time.monotonic()
+        while not self._is_over.wait(GRACE):
+            if time.monotonic() - self._seen > WORDS:
+                terminal.say(self._message, error=True)
+                leave_at_once(self._status)
 
 
 def end_at_once() -> None:

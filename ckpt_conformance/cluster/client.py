@@ -456,11 +456,24 @@ def local_cluster(workers: int) -> Generator[Listening]:
 
     Raises RequestError if it does not start.
     """
-    folder = Path(tempfile.mkdtemp(prefix="ckc-cluster-"))
-    log = folder / "log"
+    with contextlib.ExitStack() as left:  # a signal may come between any two of these
+        folder = Path(tempfile.mkdtemp(prefix="ckc-cluster-"))
+        left.callback(shutil.rmtree, folder, ignore_errors=True)
+        process = _started_local(folder, workers)
+        left.callback(_end_local, process, folder)
+        line = process.stdout.readline() if process.stdout else b""
+        if not line.endswith(b"\n"):
+            log = _log_in(folder)
+            reason = log.read_text(errors="replace")[-1500:] if log.exists() else ""
+            raise RequestError(f"--on local:{workers}: the cluster did not start: {reason}")
+        yield msgspec.json.decode(line, type=Listening)
+
+
+def _started_local(folder: Path, workers: int) -> subprocess.Popen[bytes]:
+    """Start a cluster, and the keeper that ends it with this process."""
     modules = "ckpt_conformance.processes.keeper", "ckpt_conformance.cluster.local"
-    with log.open("wb") as errors:
-        process = subprocess.Popen(  # noqa: S603  our own modules
+    with _log_in(folder).open("wb") as errors:
+        return subprocess.Popen(  # noqa: S603  our own modules
             [
                 *(sys.executable, "-m", modules[0], str(folder)),
                 *(sys.executable, "-m", modules[1], str(workers)),
@@ -470,14 +483,10 @@ def local_cluster(workers: int) -> Generator[Listening]:
             stderr=errors,
             start_new_session=True,
         )
-    try:
-        line = process.stdout.readline() if process.stdout else b""
-        if not line.endswith(b"\n"):
-            reason = log.read_text(errors="replace")[-1500:] if log.exists() else ""
-            raise RequestError(f"--on local:{workers}: the cluster did not start: {reason}")
-        yield msgspec.json.decode(line, type=Listening)
-    finally:
-        _end_local(process, folder)
+
+
+def _log_in(folder: Path) -> Path:
+    return folder / "log"
 
 
 def _end_local(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -491,4 +500,3 @@ def _end_local(process: subprocess.Popen[bytes], folder: Path) -> None:
         process.wait()
     if folder.exists():
         keeper.end(folder)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.diff.compare import Difference, Status
+from ckpt_conformance.fsck.source.findings import Kind
 from ckpt_conformance.report.fsck_lines import one_line
 from ckpt_conformance.report.terminal import count
 
@@ -21,6 +22,8 @@ _WORDS = {
     Status.DTYPE: "of another dtype",
     Status.SHAPE: "of another shape",
     Status.KIND: "a tensor on one side only",
+    Status.KEY: "under a key of another type",
+    Status.GRAD: "that require a gradient on one side only",
     Status.ONLY_A: "only in A",
     Status.ONLY_B: "only in B",
 }
@@ -45,6 +48,9 @@ def lines(compared: Compared, *, show_all: bool = False) -> Iterator[str]:
     yield "different" if compared.differences else "the same, bit for bit"
 
 
+_SIDES = {Kind.MISSING: "incomplete", Kind.DAMAGED: "damaged", Kind.UNSAFE: "unsafe"}
+
+
 def _advice(compared: Compared) -> str:
     """Write what to do where a side could not be read."""
     if all(side.is_too_large for side in (compared.a, compared.b) if side.problems):
@@ -55,8 +61,9 @@ def _advice(compared: Compared) -> str:
 def _side(letter: str, side: Side) -> Iterator[str]:
     step = "" if side.step is None else f", step {side.step}"
     yield f"{letter}  {one_line(side.path)}  ({side.layout}{step})"
+    word = "not compared" if side.is_too_large else _SIDES[side.worst]
     for problem in side.problems[:MOST]:
-        yield f"  {'not compared' if side.is_too_large else 'damaged'}  {one_line(problem)}"
+        yield f"  {word}  {one_line(problem)}"
     if len(side.problems) > MOST:
         yield f"  and {len(side.problems) - MOST} more (--json has all)"
 

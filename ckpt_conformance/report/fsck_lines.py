@@ -53,6 +53,7 @@ def lines(judged: Judged) -> Iterator[str]:
         return
     if states.total() > 1:
         yield ", ".join(f"{number:,} {what}" for what, number in states.items())
+    yield from _trackers(judged)
     if judged.missing:
         yield "newest whole: unknown: not all was judged"
         return
@@ -86,6 +87,19 @@ def _verdict(report: Report) -> str:
 def _asked(options: Options) -> str:
     """Write how much was to be verified; nothing where that was not asked."""
     return f" with {percent(options.least)} verified" if options.least else ""
+
+
+def _trackers(judged: Judged) -> Iterator[str]:
+    """Yield a line for each pointer that does not name the newest whole checkpoint."""
+    newest = judged.newest_whole
+    for tracker in judged.trackers:
+        says = f"  pointer  {one_line(tracker.file)} names {one_line(tracker.names)}"
+        if tracker in judged.dangling:
+            yield f"{says}, which is not there: a resume that follows it fails"
+        elif tracker.state not in (None, State.WHOLE):
+            yield f"{says}, which is {tracker.state}: a resume that follows it loads that"
+        elif newest is not None and tracker.checkpoint not in (None, str(newest.path)):
+            yield f"{says}, which is whole; {one_line(_short(newest.path, judged.path))} is newer"
 
 
 def json_text(judged: Judged) -> Iterator[str]:

@@ -61,6 +61,57 @@ def renames(*pairs: tuple[str, str]) -> Options:
     return Options(tuple((re.compile(pattern), new) for pattern, new in pairs))
 
 
+# -- what is no payload ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [(1, "1"), (-1, "-1"), (1.5, "1.5"), (True, "True"), (None, "None")],
+)
+@pytest.mark.parametrize("value", [torch.ones(3), 7, {"deep": torch.ones(3)}])
+def test_keys_of_other_types_differ(a: Any, b: str, value: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """A load that asks for the one does not find the other."""
+    left = saved(tmp_path / "a.pt", {"states": {a: value}})
+    right = saved(tmp_path / "b.pt", {"states": {b: value}})
+    found = only(diff(left, right))
+    assert found.status is Status.KEY
+    assert type(a).__name__ in str(found.a)
+    assert "str" in str(found.b)
+    assert (
+        only(diff(left, right, renames((r"^states\.", "other."), (r"^other\.", "states."))))
+        == found
+    )
+    assert diff(left, left).differences == []
+
+
+def test_keys_that_a_format_does_not_keep_are_the_same(tmp_path: Path) -> None:
+    """DCP joins all keys to a text."""
+    state = {"state": {0: {"exp_avg": torch.ones(3)}}}
+    one = saved(tmp_path / "a.pt", state)
+    assert diff(one, saved_dcp(tmp_path / "dcp", state)).differences == []
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.Parameter, lambda one: one.requires_grad_()])
+def test_what_gets_a_gradient_differs_from_what_gets_none(wrap: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    left = saved(tmp_path / "a.pt", {"w": wrap(torch.ones(3))})
+    right = saved(tmp_path / "b.pt", {"w": torch.ones(3)})
+    found = only(diff(left, right))
+    assert (found.status, found.a, found.b) == (
+        *(Status.GRAD, "requires_grad=True", "requires_grad=False"),
+    )
+    frozen = saved(tmp_path / "c.pt", {"w": torch.nn.Parameter(torch.ones(3), requires_grad=False)})
+    assert diff(right, frozen).differences == []
+    assert diff(left, frozen).counts["requires-grad-differs"] == 1
+    other = saved(tmp_path / "d.pt", {"w": torch.zeros(3)})
+    assert {one.status for one in diff(left, other).differences} == {Status.GRAD, Status.DIFFERS}
+
+
+def test_safetensors_says_nothing_of_gradients(tmp_path: Path) -> None:
+    left = saved(tmp_path / "a.pt", {"w": torch.nn.Parameter(torch.ones(3))})
+    save_file({"w": torch.ones(3)}, tmp_path / "b.safetensors")
+    assert diff(left, tmp_path / "b.safetensors").differences == []
+
+
 # -- the same state in different formats -----------------------------------------------------------
 
 

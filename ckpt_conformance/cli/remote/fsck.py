@@ -40,6 +40,8 @@ class Request(TypedDict):
     nan: bool
     allow_name: list[str]
     allow_code: bool
+    left: float | None  # seconds, of --timeout
+    file_timeout: float | None
     listed: FoundJson | None  # something that the client has listed
 
 
@@ -111,6 +113,8 @@ def _options(request: Request, where: Where) -> Options:
         seed=request["seed"],
         nan=request["nan"],
         trust=Trust(frozenset(request["allow_name"]), request["allow_code"]),
+        end=None if request["left"] is None else time.monotonic() + request["left"],
+        file_timeout=request["file_timeout"],
     )
 
 

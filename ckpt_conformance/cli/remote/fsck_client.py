@@ -5,8 +5,10 @@ In memory is a row of numbers for each checkpoint that is not judged yet, and th
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
+import time
 from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +27,7 @@ from ckpt_conformance.fsck.source.findings import Kind
 from ckpt_conformance.report import fsck_lines, terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from ckpt_conformance.cli.fsck_plan import Jobs
     from ckpt_conformance.cli.fsck_results import Taker
@@ -128,33 +130,38 @@ class PlanDealer:
         )
 
 
+@contextlib.contextmanager
+def connected(cluster_place: Place, top: Where, jobs: Jobs) -> Generator[Cluster]:
+    """Connect to a cluster whose workers will read a place.
+
+    Whoever is stopped leaves what it has written before the cluster is wound up, which may take
+    longer than a command that is stopped has.
+    """
+    content = stored.encode(_request(top, jobs))
+    identity = remote_fsck.identity_here()
+    with client.connect(cluster_place, remote_fsck.FUNCTION, content, identity) as cluster:
+        yield cluster
+
+
 def run(
-    cluster_place: Place,
-    top: Where,
-    jobs: Jobs,
-    taker: Taker,
-    tell: Callable[[int, int], None],
+    cluster: Cluster, top: Where, jobs: Jobs, taker: Taker, tell: Callable[[int, int], None]
 ) -> None:
     """Judge jobs on a cluster; `tell` takes how many of them are done, and how many there are.
 
     Raises RequestError for a worker that cannot read the place, or does not see in it what was
     listed. What no worker could judge is taken as unknown.
     """
-    request = _request(top, jobs)
-    content = stored.encode(request)
-    identity = remote_fsck.identity_here()
-    with client.connect(cluster_place, remote_fsck.FUNCTION, content, identity) as cluster:
-        spread = _Spread(cluster, top, jobs, taker)
-        spread.check_all()
-        dealer = PlanDealer(jobs, cluster.trip)
-        try:
-            for done, result in enumerate(cluster.run_dealt(dealer), 1):
-                spread.take(dealer.finish(result.item), result)
-                tell(done, len(dealer))
-        except client.LostError as error:
-            for job in dealer.unfinished():
-                spread.lose(job, str(error))
-        spread.notes.end()
+    spread = _Spread(cluster, top, jobs, taker)
+    spread.check_all()
+    dealer = PlanDealer(jobs, cluster.trip)
+    try:
+        for done, result in enumerate(cluster.run_dealt(dealer), 1):
+            spread.take(dealer.finish(result.item), result)
+            tell(done, len(dealer))
+    except client.LostError as error:
+        for job in dealer.unfinished():
+            spread.lose(job, str(error))
+    spread.notes.end()
 
 
 def _request(top: Where, jobs: Jobs) -> remote_fsck.Request:
@@ -169,6 +176,8 @@ def _request(top: Where, jobs: Jobs) -> remote_fsck.Request:
         "nan": options.nan,
         "allow_name": sorted(options.trust.names),
         "allow_code": options.trust.everything,
+        "left": None if options.end is None else max(options.end - time.monotonic(), 0.0),
+        "file_timeout": options.file_timeout,
         "listed": stored.found_json(first.found) if first else None,
     }
 

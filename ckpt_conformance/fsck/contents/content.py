@@ -53,6 +53,7 @@ class Tensor:
         dtype: the name of the torch dtype, or BYTES.
         item: bytes of an element.
         pending: what is still to be done with the elements, as `conj`; mostly nothing.
+        requires_grad: whether a load gives one that gets a gradient; None where nothing says so.
 
     """
 
@@ -61,6 +62,7 @@ class Tensor:
     pieces: tuple[Piece, ...]
     item: int
     pending: str = ""
+    requires_grad: bool | None = None
 
     @property
     def nbytes(self) -> int:
@@ -73,10 +75,16 @@ Entry = Tensor | Value
 
 @dataclass
 class Content:
-    """The entries of a checkpoint by name, and the folder of its files."""
+    """The entries of a checkpoint by name, and the folder of its files.
+
+    Attributes:
+        keys: types of keys of dicts, by the names that they lead to, as far as files say them.
+
+    """
 
     folder: Folder
     entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    keys: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, name: str, entry: Entry) -> None:
         """Add an entry; a name that is there gets a number: 1 and "1" may both be keys."""
@@ -155,7 +163,7 @@ def _torch(content: Content, name: str, top: str) -> Iterator[str]:
         _check_order(file, archive)
     if archive.tree is None:
         raise Malformed("the structure cannot be read")
-    for key, entry in tree_entries(archive, name, top):
+    for key, entry in tree_entries(archive, name, top, content.keys):
         content.add(key, entry)
     yield name
 
@@ -170,18 +178,19 @@ def _check_order(file: Readable, archive: torch_file.Archive) -> None:
 
 
 def tree_entries(
-    archive: torch_file.Archive, file: str, top: str = ""
+    archive: torch_file.Archive, file: str, top: str = "", keys: dict[str, str] | None = None
 ) -> Iterator[tuple[str, Entry]]:
-    """Yield the leaves of an archive as entries."""
+    """Yield the leaves of an archive as entries; `keys` as of `leaves.of_tree`."""
     spans = {one.what: one for one in archive.spans}
-    for key, leaf in leaves.of_tree(archive.tree, archive.records, top):
+    for key, leaf in leaves.of_tree(archive.tree, archive.records, top, keys):
         if isinstance(leaf, Value):
             yield key, leaf
             continue
         box = ((0,) * len(leaf.shape), leaf.shape)
         piece = Piece(box, file, leaf.start, leaf.stride, span=spans.get(leaf.record))
         item = ITEM_SIZE[leaf.dtype]
-        yield key, Tensor(leaf.dtype, leaf.shape, (piece,), item, leaf.pending)
+        says = (leaf.pending, leaf.requires_grad)
+        yield key, Tensor(leaf.dtype, leaf.shape, (piece,), item, *says)
 
 
 def _safetensors(content: Content, name: str, top: str) -> Iterator[str]:
@@ -278,7 +287,8 @@ def _dcp_of_ranks(content: Content, base: str, top: str, names: dict[int, str]) 
 
 def _add_chunks(content: Content, name: str, tensor: dcp.Stored, pieces: Iterable[Piece]) -> None:
     item = ITEM_SIZE[tensor.dtype]
-    content.add(name, Tensor(tensor.dtype, tensor.shape, tuple(pieces), item))
+    grad = tensor.requires_grad
+    content.add(name, Tensor(tensor.dtype, tensor.shape, tuple(pieces), item, requires_grad=grad))
 
 
 def _pieces(
@@ -320,7 +330,7 @@ def _item(content: Content, shard: str, key: str, place: int, length: int) -> No
     """Read an item of DCP that is no tensor."""
     with content.folder.open(shard) as file:
         archive = torch_file.read(file, place, length)
-    for name, entry in tree_entries(archive, shard, key):
+    for name, entry in tree_entries(archive, shard, key, content.keys):
         content.add(name, entry)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MOST_LEAVES = 2_000_000
 _MOST_LEVELS = 200
 _MOST_NAME = 60
+# What texts look like that other keys are shown as: numbers, tuples, and words.
+_FIRST, _WORDS = set("-(0123456789"), {"True", "False", "None"}
 _UTILS = "torch._utils"
 _PARAMETERS = {
     Name(_UTILS, "_rebuild_parameter"),
@@ -43,8 +45,14 @@ class Value:
 Leaf = Value | Tensor
 
 
-def of_tree(tree: object, records: dict[str, Record], top: str = "") -> Iterator[tuple[str, Leaf]]:
-    """Yield the leaves of a structure, in its order; Malformed for what no save writes."""
+def of_tree(
+    tree: object, records: dict[str, Record], top: str = "", keys: dict[str, str] | None = None
+) -> Iterator[tuple[str, Leaf]]:
+    """Yield the leaves of a structure, in its order; Malformed for what no save writes.
+
+    `keys` gets the types of the keys of dicts, by the names that they lead to, where a text and
+    something else would be one name: 1 and "1".
+    """
     pending: list[tuple[object, str, int]] = [(tree, top, 0)]
     visited = 0
     while pending:
@@ -59,6 +67,8 @@ def of_tree(tree: object, records: dict[str, Record], top: str = "") -> Iterator
         if leaf is not None:
             yield name or "(root)", leaf
             continue
+        if keys is not None and is_dict(part):
+            keys |= {joined(name, step): kind for step, kind in _ambiguous(part)}
         inner = [(one, joined(name, step), level + 1) for step, one in _children(part)]
         pending.extend(reversed(inner))
 
@@ -70,9 +80,10 @@ def joined(name: str, step: str) -> str:
 
 def _leaf(part: object, name: str, records: dict[str, Record]) -> Leaf | None:
     """Return a part as a leaf; None for one that has parts of its own."""
-    made = as_tensor(part)
+    made, has_grad = _unwrapped(part)
     if made is not None:
-        return _unless_lazy(made, tensor_of(name, made, records))
+        tensor = tensor_of(name, made, records)
+        return _unless_lazy(made, replace(tensor, requires_grad=tensor.requires_grad or has_grad))
     if isinstance(part, Persistent):
         return _storage(part, name, records)
     if isinstance(part, _PLAIN) or (is_dict(part) and not part):
@@ -80,6 +91,17 @@ def _leaf(part: object, name: str, records: dict[str, Record]) -> Leaf | None:
     if is_sequence(part) and all(isinstance(one, _PLAIN) for one in part):
         return Value(part)
     return None
+
+
+def _unwrapped(part: object) -> tuple[Made | None, bool]:
+    """Return the call that rebuilds a tensor, or None; and whether a parameter around it says more.
+
+    The second argument of a parameter is whether it requires a gradient.
+    """
+    if not isinstance(part, Made) or part.of not in _PARAMETERS or not is_tuple(part.args):
+        return as_tensor(part), False
+    inner = as_tensor(part.args[0]) if part.args else None
+    return inner, len(part.args) > 1 and part.args[1] is True
 
 
 def _unless_lazy(made: Made, tensor: Tensor) -> Tensor:
@@ -107,6 +129,15 @@ def _children(part: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  what a p
             yield str(at), child
     elif isinstance(part, Made):
         yield from _of_class(part)
+
+
+def _ambiguous(part: dict[Any, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the steps to the parts of a dict that two keys could have, and the type of the key."""
+    for key in part:
+        if not isinstance(key, str):
+            yield clip(key), type(key).__name__
+        elif key[:1] in _FIRST or key in _WORDS:
+            yield key, "str"
 
 
 def _of_class(made: Made) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.untrusted import clip, is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -38,6 +38,8 @@ class Status(StrEnum):
     DTYPE = "dtype-differs"
     SHAPE = "shape-differs"
     KIND = "kind-differs"  # a tensor and a plain value
+    KEY = "key-differs"  # 1 and "1"
+    GRAD = "requires-grad-differs"
     ONLY_A = "only-in-a"
     ONLY_B = "only-in-b"
 
@@ -135,6 +137,21 @@ def static(name: str, a: Entry | None, b: Entry | None) -> Difference | None:
             return None
         status = Status.SHAPE if has_same_dtype else Status.DTYPE
     return Difference(name, status, describe(a), describe(b))
+
+
+def keys(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:
+    """Compare the types of keys that lead to the same names, as far as both sides say them."""
+    for name in sorted(a.keys() & b.keys()):
+        if a[name] != b[name]:
+            yield Difference(name, Status.KEY, f"a key of type {a[name]}", f"of type {b[name]}")
+
+
+def gradients(name: str, a: Tensor, b: Tensor) -> Difference | None:
+    """Compare whether a gradient is required, if both sides say it."""
+    if None in (a.requires_grad, b.requires_grad) or a.requires_grad == b.requires_grad:
+        return None
+    texts = [f"requires_grad={one.requires_grad}" for one in (a, b)]
+    return Difference(name, Status.GRAD, texts[0], texts[1])
 
 
 def same_value(a: object, b: object) -> bool:

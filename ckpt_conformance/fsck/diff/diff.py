@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict, TypeVar
 
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.contents import content
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 SCHEMA = "ckpt-conformance/diff/v1"
 _MOST_NAMED = 5
+
+
+T = TypeVar("T")
+_WRONG = (Kind.MISSING, Kind.DAMAGED, Kind.UNSAFE)  # the worst is last
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,11 @@ class ComparedJson(TypedDict):
 class Side:
     """One checkpoint: where it was found, and what is wrong with it.
 
-    `is_too_large`: nothing is wrong, and it is more than is compared; `problems` says why.
+    Attributes:
+        problems: why it cannot be compared.
+        is_too_large: nothing is wrong, and it is more than is compared.
+        worst: what the problems mean.
+
     """
 
     path: Where
@@ -97,6 +105,7 @@ class Side:
     entries: int = 0
     problems: list[str] = field(default_factory=list[str])
     is_too_large: bool = False
+    worst: Kind = Kind.DAMAGED
 
     def to_json(self) -> SideJson:
         """Return plain types."""
@@ -188,9 +197,15 @@ def diff(
             compared.differences.append(difference)
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
             payload.append((name, left, right))
+            compared.differences += filter(None, [compare.gradients(name, left, right)])
         else:
             compared.same.append(name)
+    compared.differences += compare.keys(
+        *(_chosen(one, options.only) for one in (_aliased(content_a.keys, options), content_b.keys))
+    )
     _Payload(compared, (content_a, content_b), options.jobs, progress).run(payload)
+    other = {one.name for one in compared.differences}
+    compared.same = [name for name in compared.same if name not in other]
     compared.differences.sort(key=lambda difference: natural(difference.name))
     compared.same.sort(key=natural)
     return compared
@@ -216,12 +231,10 @@ def _side(path: Where, trust: Trust) -> tuple[Side, Content | None]:
     for sums in run_all([one for one in works if one.is_look], memoryview(bytearray(CHUNK))):
         report.add(sums)
     side = Side(report.path, report.layout, report.step)
-    side.problems = [
-        f"{finding.file}: {finding.what}"
-        for finding in allowed(report.findings, trust.covers)
-        if finding.kind in (Kind.DAMAGED, Kind.MISSING, Kind.UNSAFE)
-    ]
-    if side.problems:
+    wrong = [one for one in allowed(report.findings, trust.covers) if one.kind in _WRONG]
+    side.problems = [f"{finding.file}: {finding.what}" for finding in wrong]
+    if wrong:
+        side.worst = max((one.kind for one in wrong), key=_WRONG.index)
         return side, None
     try:
         return side, content.read(folder, candidate)
@@ -272,7 +285,18 @@ def _renamed(
     return {names[old]: entry for old, entry in entries.items()}
 
 
-def _chosen(entries: Mapping[str, Entry], only: Iterable[re.Pattern[str]]) -> dict[str, Entry]:
+def _aliased(keys: Mapping[str, str], options: Options) -> dict[str, str]:
+    """Rename what keys lead to, as entries are."""
+
+    def renamed(name: str) -> str:
+        for pattern, replacement in options.renames:
+            name = pattern.sub(replacement, name)
+        return name
+
+    return {renamed(name): kind for name, kind in keys.items()}
+
+
+def _chosen(entries: Mapping[str, T], only: Iterable[re.Pattern[str]]) -> dict[str, T]:
     """Keep the entries that a pattern is found in; without a pattern, all."""
     patterns = list(only)
     return {

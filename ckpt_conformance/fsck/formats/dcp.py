@@ -76,11 +76,12 @@ class Place(NamedTuple):
 
 @dataclass
 class Stored:
-    """A tensor of the metadata: dtype, shape, and its chunks."""
+    """A tensor of the metadata: dtype, shape, its chunks, and whether it gets a gradient."""
 
     dtype: str
     shape: tuple[int, ...]
     chunks: list[Box]
+    requires_grad: bool | None = None
 
 
 class Item(NamedTuple):
@@ -306,8 +307,8 @@ def _describe(key: str, made: object, places: dict[Index, Place], metadata: Meta
         _add(metadata, key, "", ((), ()), places.pop((key, None), None))
         return
     state = _state(made, "TensorStorageMetadata")
-    dtype = _dtype(state.get("properties"), key)
-    tensor = Stored(dtype, sizes(state.get("size"), f"shape of {clip(key)}"), [])
+    dtype, grad = _properties(state.get("properties"), key)
+    tensor = Stored(dtype, sizes(state.get("size"), f"shape of {clip(key)}"), [], grad)
     metadata.tensors[key] = tensor
     chunks = state.get("chunks")
     if not is_list(chunks):
@@ -328,8 +329,11 @@ def _add(metadata: Metadata, key: str, dtype: str, box: Box, place: Place | None
         metadata.items.setdefault(place.file, []).append(Item(key, dtype, *box, place))
 
 
-def _dtype(properties: object, key: str) -> str:
-    """Return the dtype of TensorProperties, the first of its state; a load needs all of them."""
+def _properties(properties: object, key: str) -> tuple[str, bool | None]:
+    """Return the dtype of TensorProperties, and whether a gradient is required.
+
+    They are the first and the third of its state; a load needs all of them.
+    """
     state: Any = properties.state if isinstance(properties, Made) else None
     dtype = dtype_name(state[0]) if is_tuple(state) and state else ""
     if _class(properties) != "TensorProperties" or dtype not in ITEM_SIZE:
@@ -342,7 +346,7 @@ def _dtype(properties: object, key: str) -> str:
     memory = _argument(state[3], "_MEM_FORMAT_ENCODING")
     if type(memory) is not int or memory not in _MEMORY_FORMATS:
         raise Malformed(f"{clip(key)} has the memory format {clip(memory)}, which DCP has not")
-    return dtype
+    return dtype, state[2] if isinstance(state[2], bool) else None
 
 
 def _argument(made: object, kind: str) -> object:

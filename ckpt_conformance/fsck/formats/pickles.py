@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source import clock
+from ckpt_conformance.fsck.source.findings import Malformed, NotRead
 from ckpt_conformance.fsck.source.untrusted import (
     is_dict,
     is_list,
@@ -226,6 +227,8 @@ class Machine:
             self.loose.clear()
             if self.fault:
                 self.refuse(self.fault)
+        except NotRead:
+            raise
         except Malformed as error:
             place = (error.start or self.at, self.at + 1)
             raise Broken(error, place, self._asked_so_far()) from None
@@ -245,6 +248,7 @@ class Machine:
 
     def _advance(self, steps: Steps) -> bool:
         """Carry out some instructions; tell whether there are more."""
+        clock.check_latest()
         data = self.data
         for _ in range(_AT_ONCE):
             start = self.at

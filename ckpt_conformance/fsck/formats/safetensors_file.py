@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from ckpt_conformance.fsck.formats.dtypes import SAFETENSORS_BITS
-from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
+from ckpt_conformance.fsck.source.findings import Malformed, NotRead
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import (
     MOST_COUNT,
@@ -101,7 +101,7 @@ def read_with_notes(file: Readable, start: int = 0) -> tuple[list[Stored], dict[
             return _tensors(_entries(exactly(file, first, length)), begin, size)
     except Malformed as error:
         place = (error.start or first, error.end or begin)
-        kind = TooLarge if isinstance(error, TooLarge) else Malformed
+        kind = type(error) if isinstance(error, NotRead) else Malformed
         raise kind(f"its header: {error}", *place, error.tensors) from None
 
 

@@ -17,7 +17,7 @@ from ckpt_conformance.fsck.formats.pickles import (
     Persistent,
     Short,
 )
-from ckpt_conformance.fsck.source.findings import Kind, Malformed
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span
 from ckpt_conformance.fsck.source.untrusted import (
@@ -43,6 +43,7 @@ _PACKAGE = ".data/extern_modules"  # torch.package writes it
 _PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
+_REQUIRES_GRAD = 4  # the argument of each of _REBUILD
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
 _OF_LEGACY = 5  # its pickles: magic, version, machine, structure, keys of storages
 STREAMS = (
@@ -84,6 +85,7 @@ class Tensor:
         start: the byte of the file where its first element lies.
         stride: bytes from one element to the next, per dimension.
         pending: what is still to be done with the elements, as `conj`; mostly nothing.
+        requires_grad: whether a load gives one that gets a gradient.
 
     """
 
@@ -96,6 +98,7 @@ class Tensor:
     start: int
     stride: tuple[int, ...]
     pending: str = ""
+    requires_grad: bool = False
 
 
 class Problem(NamedTuple):
@@ -233,7 +236,8 @@ def _read_structure(
     try:
         tree, asked = _load(file, record)
     except Malformed as error:
-        problem = Problem(Kind.DAMAGED, f"data.pkl: {error}", (), record.start, record.end)
+        kind = Kind.UNKNOWN if isinstance(error, NotRead) else Kind.DAMAGED
+        problem = Problem(kind, f"data.pkl: {error}", (), record.start, record.end)
         archive.problems.append(problem)
         if isinstance(error, Broken):
             archive.problems += _unsafe("data.pkl", error.asked, own)
@@ -265,6 +269,9 @@ def _read_others(file: Readable, records: dict[str, zips.Record], archive: Archi
             _, asked = _load(file, record)
         except Broken as error:
             asked = error.asked
+        except NotRead as error:
+            archive.problems.append(Problem(Kind.UNKNOWN, f"{clip(name)}: {error}"))
+            continue
         except Malformed:
             continue
         archive.problems += _unsafe(name, asked, own)
@@ -274,7 +281,7 @@ def _load(file: Readable, record: zips.Record) -> tuple[Any, Asked]:
     """Read a record as a pickle, if it is small enough for one."""
     size = record.end - record.start
     if size > MOST_BYTES:
-        raise Malformed(f"a structure of {size} bytes: {MOST_BYTES} are read at most")
+        raise TooLarge(f"a structure of {size} bytes: {MOST_BYTES} are read at most")
     return pickles.load(exactly(file, record.start, size))
 
 
@@ -352,7 +359,9 @@ def tensor_of(name: str, made: Made, records: dict[str, zips.Record]) -> Tensor:
         raise Malformed(f"it needs {last * item} bytes of {record}, which has {nbytes}")
     start = records[record].start + first * item
     steps = tuple(one * item for one in stride)
-    return Tensor(name, record, dtype, shape, first * item, last * item, start, steps)
+    place = (first * item, last * item, start, steps)
+    has_grad = len(args) > _REQUIRES_GRAD and args[_REQUIRES_GRAD] is True
+    return Tensor(name, record, dtype, shape, *place, requires_grad=has_grad)
 
 
 def storage_of(pid: Any, records: dict[str, zips.Record]) -> tuple[str, str, int]:  # noqa: ANN401

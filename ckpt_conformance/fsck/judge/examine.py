@@ -14,6 +14,7 @@ from ckpt_conformance.fsck.judge.parts import Context
 from ckpt_conformance.fsck.judge.placed import judge_places
 from ckpt_conformance.fsck.layouts import layouts, listing, names
 from ckpt_conformance.fsck.layouts.layouts import Format
+from ckpt_conformance.fsck.source.clock import NO_LIMIT, Clock, timed
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, Report
 from ckpt_conformance.fsck.source.places import below, folder_at
 from ckpt_conformance.fsck.source.source import in_threads
@@ -73,14 +74,15 @@ class Checkpoints:
             yield from found
 
 
-def resolved(top: Where, found: Found) -> Overview:
+def resolved(top: Where, found: Found, clock: Clock = NO_LIMIT) -> Overview:
     """Find out what was found; raises OSError and Malformed where it cannot be listed."""
-    return listing.resolved(folder_at(top if top.is_dir() else top.parent), found)
+    folder = folder_at(top if top.is_dir() else top.parent)
+    return listing.resolved(timed(folder, clock), found)
 
 
-def folder_of(candidate: Candidate, top: Where) -> Folder:
+def folder_of(candidate: Candidate, top: Where, clock: Clock = NO_LIMIT) -> Folder:
     """Return the folder of a checkpoint, its files looked at; nothing outside of `top` is read."""
-    folder = folder_at(candidate.root, top if top.is_dir() else top.parent)
+    folder = timed(folder_at(candidate.root, top if top.is_dir() else top.parent), clock)
     folder.fetch(candidate.files)
     return folder
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
+from ckpt_conformance.fsck.judge import trackers
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
 from ckpt_conformance.fsck.judge.siblings import told
+from ckpt_conformance.fsck.judge.trackers import Tracker
 from ckpt_conformance.fsck.source.findings import SEVERITY, Report, State
 from ckpt_conformance.fsck.source.source import in_threads
 from ckpt_conformance.fsck.source.sums import DIVIDED, NOTHING, SAMPLED
@@ -17,15 +19,14 @@ from ckpt_conformance.fsck.source.trust import NOBODY, Trust
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckpt_conformance.fsck.judge.siblings import Kin
-    from ckpt_conformance.fsck.source.findings import ReportJson
+    from ckpt_conformance.fsck.judge.trackers import TrackerJson
+    from ckpt_conformance.fsck.source.findings import Finding, ReportJson
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.sums import Sizes
 
     Progress = Callable[[int, int], None] | None
 
 SCHEMA = "ckpt-conformance/fsck/v2"
-_OLDER = 3  # neighbours of the newest whole checkpoint that are asked about it
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Options:
         sample: the share of the payload that is read, 0 to 1; `seed` chooses which.
         nan: count NaNs and infinities.
         trust: names in pickles that the user vouches for.
+        end: when all must be judged, in seconds of the monotonic clock; what is not by then is
+            unknown. None for never.
+        file_timeout: seconds from the opening of a file to its last byte.
         least: the share of the bytes, 0 to 1, that a digest or a CRC must have covered.
 
     """
@@ -48,6 +52,8 @@ class Options:
     seed: int = 0
     nan: bool = False
     trust: Trust = NOBODY
+    end: float | None = None
+    file_timeout: float | None = None
     least: float = 0.0
 
     @property
@@ -76,6 +82,7 @@ class JudgedJson(TypedDict):
     state: str
     newest_whole: str | None
     leftovers: list[str]
+    trackers: list[TrackerJson]
     checkpoints: list[ReportJson]
     missing_shards: NotRequired[list[str]]
 
@@ -90,6 +97,7 @@ class Judged:
         leftovers: names of work in progress that nobody finished, relative to the path.
         options: how it was judged.
         missing: shards of which not all results are there: nobody knows what is newest.
+        trackers: what the run's own pointers to its newest checkpoint name.
 
     """
 
@@ -98,6 +106,7 @@ class Judged:
     leftovers: list[str] = field(default_factory=list[str])
     options: Options = field(default_factory=Options)
     missing: tuple[str, ...] = ()
+    trackers: list[Tracker] = field(default_factory=list[Tracker])
 
     @property
     def newest_whole(self) -> Report | None:
@@ -119,9 +128,19 @@ class Judged:
         )
 
     @property
+    def dangling(self) -> list[Tracker]:
+        """The pointers to checkpoints that are not there."""
+        return trackers.dangling(self.trackers, self.reports) if self.trackers else []
+
+    @property
     def state(self) -> State:
-        """The worst of the checkpoints; UNKNOWN where there is none, or where some are missing."""
+        """The worst of the checkpoints; UNKNOWN where there is none, or where some are missing.
+
+        A pointer to a checkpoint that is not there makes the run INCOMPLETE.
+        """
         states = {one.state for one in self.reports}
+        if self.dangling:
+            states.add(State.INCOMPLETE)
         if self.missing or not states:
             states.add(State.UNKNOWN)
         return max(states, key=SEVERITY.index)
@@ -144,6 +163,7 @@ class Judged:
             "state": str(self.state),
             "newest_whole": str(newest.path) if newest else None,
             "leftovers": self.leftovers,
+            "trackers": [one.to_json() for one in self.trackers],
             "checkpoints": [],
         }
         if self.options.least:
@@ -171,35 +191,33 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
     for place, findings in told(kins).items():
         judgements[place].report.take_findings(findings)
     reports = [one.report for one in judgements]
-    return Judged(path, reports, sorted(set(checkpoints.leftovers)), options)
+    leftovers = sorted(set(checkpoints.leftovers))
+    return Judged(path, reports, leftovers, options, trackers=trackers.read(path, reports))
 
 
 def judge_newest(path: Where, options: Options | None = None, progress: Progress = None) -> Judged:
     """Judge from the newest checkpoint on until one is whole: what a launch script needs to know.
 
-    The older ones have no report: of two of them the structure is read, where the newest has
-    counts and roles that neighbours may contradict.
+    The older ones have no report: their structure is read alone, to order them and for what they
+    tell of their neighbours.
     """
     options, checkpoints = options or Options(), Checkpoints(path)
     founds = list(checkpoints)
     reports: list[Report] = []
     judged = Judged(path, reports, sorted(set(checkpoints.leftovers)), options)
     judging = Judging(path, options, progress)
+    said: dict[int, list[Finding]] = {}
     if len(founds) > 1:
-        ages = zip(in_threads(judging.age, founds), founds, strict=True)
-        known = [(age, found) for age, found in ages if age is not None]
-        founds = [found for _, found in sorted(known, key=itemgetter(0), reverse=True)]
-    kins: list[Kin] = []
+        looks = zip(in_threads(judging.look, founds), founds, strict=True)
+        known = [(*look, found) for look, found in looks if look is not None]
+        known.sort(key=itemgetter(0), reverse=True)
+        founds = [found for *_, found in known]
+        said = told((at, kin) for at, (_, kin, _) in enumerate(known) if kin)
     for at, found in enumerate(founds):
-        judgement = next((one for _, one in judging.run([Job(0, found)])), None)
-        if judgement is None:
-            continue
-        reports.append(judgement.report)
-        if judged.newest_whole and judgement.kin:
-            older = judging.kins(founds[at + 1 : at + 1 + _OLDER])
-            beside = enumerate([judgement.kin, *kins, *older])
-            judgement.report.take_findings(told(beside).get(0, []))
+        for _, one in judging.run([Job(0, found)]):
+            if one:
+                one.report.take_findings(said.get(at, ()))
+                reports.append(one.report)
         if judged.newest_whole:
             break
-        kins += [judgement.kin] if judgement.kin else []
     return judged

@@ -10,30 +10,40 @@ import hashlib
 import itertools
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ckpt_conformance.fsck.judge.examine import examine, folder_of, resolved
 from ckpt_conformance.fsck.judge.siblings import kin_of
 from ckpt_conformance.fsck.layouts.listing import Sort
-from ckpt_conformance.fsck.source.findings import Kind, Malformed, Report, State, allowed, ordered
+from ckpt_conformance.fsck.source.clock import NO_LIMIT, OF_ALL, Clock, now, of_file
+from ckpt_conformance.fsck.source.findings import (
+    Finding,
+    Kind,
+    Malformed,
+    OutOfTime,
+    Report,
+    State,
+    allowed,
+    ordered,
+)
 from ckpt_conformance.fsck.source.places import changed, is_far
-from ckpt_conformance.fsck.source.source import CHUNK, EntryKind, cancelling_pool
+from ckpt_conformance.fsck.source.source import CHUNK, EntryKind
 from ckpt_conformance.fsck.source.sums import NOTHING, Sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
     from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.judge.siblings import Kin
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.layouts.listing import Found
-    from ckpt_conformance.fsck.source.findings import Finding
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.source import Folder
     from ckpt_conformance.fsck.source.sums import Sizes, Work
@@ -46,6 +56,7 @@ Age = tuple[bool, int, float]
 
 OPEN_NEAR, OPEN_FAR = 2, 16
 """Checkpoints that are open at once, on a disk and in a store."""
+_LOOK = 0.25  # seconds between two looks at the clock
 MOST_OPEN_FILES = 20_000
 """Files of the checkpoints that are open at once; one with more is open alone."""
 
@@ -68,10 +79,11 @@ class Job:
 
 
 class Unjudged(StrEnum):
-    """Why nothing was read of a checkpoint that was listed: it was gone, or whoever read it was."""
+    """Why a checkpoint that was listed was not judged: it was gone, or its reader, or the time."""
 
     GONE = "gone"
     LOST = "lost"
+    LATE = "late"
 
 
 class SharedFile(NamedTuple):
@@ -120,6 +132,7 @@ class _Opened:
     candidate: Candidate | None = None
     folder: Folder | None = None
     left: int = 0
+    clock: Clock = NO_LIMIT
 
 
 class Judging:
@@ -130,36 +143,51 @@ class Judging:
         self.top, self.options, self.progress = top, options, progress
         self._device = _device_of(top)
 
-    def age(self, found: Found) -> Age | None:
-        """Order a checkpoint that is not judged yet; None if it is none.
+    def look(self, found: Found) -> tuple[Age, Kin | None] | None:
+        """Read the structure of a checkpoint that is not judged yet; None if it is none.
 
-        Its content is read where no name says the step.
+        It gives what orders it among others, and what it tells of its neighbours.
         """
-        opened = self.open(Job(0, found), NOTHING)
-        return opened.judgement.age if opened.judgement else None
-
-    def kins(self, founds: Iterable[Found]) -> list[Kin]:
-        """Read the structure of neighbours, and return what they are asked for."""
-        opened = (self.open(Job(0, found), NOTHING).judgement for found in founds)
-        return [one.kin for one in opened if one and one.kin]
+        judgement = self.open(Job(0, found), NOTHING).judgement
+        return (judgement.age, judgement.kin) if judgement else None
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Judgement | None]]:
         """Judge; yield each as it is done, with None where there is no checkpoint after all."""
         openers = OPEN_FAR if is_far(self.top) else OPEN_NEAR
-        with cancelling_pool(openers) as opening, cancelling_pool(self.options.jobs) as reading:
-            yield from _Rolling(self, iter(jobs), openers, opening, reading).run()
-
-    def open(self, job: Job, sizes: Sizes | None = None) -> _Opened:
-        """Read the structure of what was found."""
-        found, opened = job.found, _Opened(job)
+        rolling = _Rolling(self, iter(jobs), openers)
+        is_done = False
         try:
-            overview = resolved(self.top, found)
+            yield from rolling.run()
+            is_done = True
+        finally:
+            rolling.close(is_done=is_done and not rolling.is_left)
+
+    def clock(self) -> Clock:
+        """Return the clock of one checkpoint."""
+        return Clock(self.options.end, self.options.file_timeout)
+
+    def open(self, job: Job, sizes: Sizes | None = None, clock: Clock | None = None) -> _Opened:
+        """Read the structure of what was found."""
+        opened = _Opened(job, clock=self.clock() if clock is None else clock)
+        try:
+            return self._open(opened, sizes)
+        except OutOfTime as error:
+            opened.judgement = unjudged(self.top, job.found, Unjudged.LATE, str(error))
+            return opened
+
+    def _open(self, opened: _Opened, sizes: Sizes | None) -> _Opened:
+        job, clock = opened.job, opened.clock
+        found = job.found
+        try:
+            overview = resolved(self.top, found, clock)
             candidate = next(iter(overview.candidates), None)
             if candidate is None:
                 return self._gone(opened, "is not there any more") if found.is_sure else opened
-            folder = folder_of(candidate, self.top)
+            folder = folder_of(candidate, self.top, clock)
             if _is_gone(found, candidate, folder):
                 return self._gone(opened, "is not there any more")
+        except OutOfTime:
+            raise
         except (OSError, Malformed) as error:
             return self._gone(opened, f"cannot be listed any more: {error}")
         report, works = examine(
@@ -213,6 +241,7 @@ class Judging:
             return None
         report = judgement.report
         judgement.sums.findings = self._allowed(judgement.sums.findings)
+        _note_late(opened.clock, judgement)
         if opened.job.slice.count == 1:
             report.add(judgement.sums)
         if self.options.nan and report.state in (State.WHOLE, State.UNKNOWN):
@@ -242,6 +271,15 @@ def unjudged(top: Where, found: Found, why: Unjudged, what: str) -> Judgement:
     return Judgement(age, report, unjudged=why)
 
 
+def _note_late(clock: Clock, judgement: Judgement) -> None:
+    """Say which files were not read to their end, where whoever read them said nothing."""
+    known = [*judgement.report.findings, *judgement.sums.findings]
+    told = {one.file for one in known if one.kind is Kind.UNKNOWN}
+    for name, why in sorted(clock.late.items()):
+        if name not in told and judgement.unjudged is None:
+            judgement.sums.findings.append(Finding(Kind.UNKNOWN, name, why))
+
+
 def is_there(top: Where, found: Found) -> bool:
     """Return whether something that was listed can be found where it was; its content is unread."""
     try:
@@ -263,49 +301,122 @@ def _is_gone(found: Found, candidate: Candidate, folder: Folder) -> bool:
 
 
 class _Rolling:
-    """One run over many checkpoints: where one is done, the next is opened."""
+    """One run over many checkpoints: where one is done, the next is opened.
 
-    def __init__(
-        self,
-        judging: Judging,
-        jobs: Iterator[Job],
-        most: int,
-        opening: ThreadPoolExecutor,
-        reading: ThreadPoolExecutor,
-    ) -> None:
+    One whose reader does not come back is given up, and so are all where the time is over: their
+    threads stay behind, and others take their places.
+    """
+
+    def __init__(self, judging: Judging, jobs: Iterator[Job], most: int) -> None:
         self.judging, self.jobs, self.most = judging, jobs, most
-        self.opening, self.reading = opening, reading
+        limits = judging.options.end, judging.options.file_timeout
+        self.has_limit = limits != (None, None)
         self.finished: SimpleQueue[Callable[[], _Opened]] = SimpleQueue()
-        self.busy = self.files = self.done = self.total = 0
+        self.files = self.done = self.total = 0
+        self.open: dict[Clock, Job] = {}
+        self.tasks: dict[Future[Any], Callable[[], None]] = {}
+        self.is_left = False  # whether a thread waits for what may never come
         self.waiting = next(self.jobs, None)
         self.local = threading.local()
+        self._start()
+
+    def _start(self) -> None:
+        self.opening = ThreadPoolExecutor(self.most)
+        self.reading = ThreadPoolExecutor(self.judging.options.jobs)
+
+    def close(self, *, is_done: bool) -> None:
+        """Begin nothing more; wait for what runs only where all of it is done."""
+        for pool in (self.opening, self.reading):
+            pool.shutdown(wait=is_done, cancel_futures=not is_done)
 
     def run(self) -> Iterator[tuple[Job, Judgement | None]]:
         self._open_more()
-        while self.busy:
-            opened = self.finished.get()()
-            if opened.left:
+        while self.open:
+            opened = self._next()
+            if self.has_limit:
+                yield from self._given_up()
+            if opened is None or opened.left or opened.clock not in self.open:
                 continue
-            self.busy -= 1
-            self.files -= opened.job.found.weight.files
+            self._forget(opened.clock)
             yield opened.job, self.judging.close(opened)
             self._open_more()
 
+    def _next(self) -> _Opened | None:
+        """Wait for a thread; None where nothing came for a while, or what came was given up."""
+        try:
+            take = self.finished.get(timeout=_LOOK if self.has_limit else None)
+        except Empty:
+            return None
+        return take()
+
+    def _given_up(self) -> Iterator[tuple[Job, Judgement]]:
+        """Give up what takes too long: all of it, or where a read does not come back."""
+        end = self.judging.options.end
+        if end is not None and now() > end + _LOOK:  # threads look at the clock, too, and say more
+            yield from [self._late(clock, OF_ALL) for clock in list(self.open)]
+            while self.waiting is not None:
+                yield self.waiting, self._unjudged(self.waiting, OF_ALL)
+                self.waiting = next(self.jobs, None)
+            self.is_left = True
+            return
+        stuck = [clock for clock in self.open if clock.stuck]
+        if stuck:
+            yield from [self._late(clock, f"{clock.stuck}: {of_file(clock)}") for clock in stuck]
+            self._replace_threads()
+            self._open_more()
+
+    def _late(self, clock: Clock, why: str) -> tuple[Job, Judgement]:
+        job = self._forget(clock)
+        return job, self._unjudged(job, why)
+
+    def _unjudged(self, job: Job, why: str) -> Judgement:
+        return unjudged(self.judging.top, job.found, Unjudged.LATE, why)
+
+    def _replace_threads(self) -> None:
+        """Leave threads that wait to themselves; others do what has not begun."""
+        self.is_left = True
+        waiting = [task for future, task in list(self.tasks.items()) if future.cancel()]
+        self.close(is_done=False)
+        self._start()
+        for task in waiting:
+            task()
+
+    def _forget(self, clock: Clock) -> Job:
+        job = self.open.pop(clock)
+        self.files -= job.found.weight.files
+        return job
+
     def _open_more(self) -> None:
         """Open checkpoints, as many as may be open at once."""
-        while self.waiting is not None and self.busy < self.most:
+        while self.waiting is not None and len(self.open) < self.most:
             files = self.waiting.found.weight.files
-            if self.busy and self.files + files > MOST_OPEN_FILES:
+            if self.open and self.files + files > MOST_OPEN_FILES:
                 return
-            self.busy += 1
+            clock = self.judging.clock()
+            self.open[clock] = self.waiting
             self.files += files
-            future = self.opening.submit(self.judging.open, self.waiting)
-            self._then(future, self._opened)
+            self._submit_opening(self.waiting, clock)
             self.waiting = next(self.jobs, None)
 
-    def _then(self, future: Future[T], take: Callable[[Future[T]], _Opened]) -> None:
-        """Hand what a thread will have done to the thread that yields."""
-        future.add_done_callback(lambda done: self.finished.put(partial(take, done)))
+    def _submit_opening(self, job: Job, clock: Clock) -> None:
+        again = partial(self._submit_opening, job, clock)
+        self._then(self.opening.submit(self.judging.open, job, None, clock), self._opened, again)
+
+    def _then(
+        self,
+        future: Future[T],
+        take: Callable[[Future[T]], _Opened],
+        again: Callable[[], None],
+    ) -> None:
+        """Hand what a thread will have done to the thread that yields; `again` submits it anew."""
+        self.tasks[future] = again
+
+        def hand(done: Future[T]) -> None:
+            self.tasks.pop(done, None)
+            if not done.cancelled():
+                self.finished.put(partial(take, done))
+
+        future.add_done_callback(hand)
 
     def _opened(self, future: Future[_Opened]) -> _Opened:
         """Take a checkpoint whose structure was read; its payload is read next."""
@@ -326,17 +437,26 @@ class _Rolling:
         return opened
 
     def _read(self, opened: _Opened, works: Iterable[Work]) -> None:
+        if opened.clock not in self.open:
+            return
         for work in works:
             opened.left += 1
             self.total += work.size
-            future = self.reading.submit(self._run, work)
-            self._then(future, partial(self._done, opened, work.size))
+            self._submit_reading(opened, work)
+
+    def _submit_reading(self, opened: _Opened, work: Work) -> None:
+        again = partial(self._submit_reading, opened, work)
+        take = partial(self._done, opened, work.size)
+        self._then(self.reading.submit(self._run, work), take, again)
 
     def _run(self, work: Work) -> Sums:
         """Do a work with the buffer of this thread."""
         if not hasattr(self.local, "buffer"):
             self.local.buffer = memoryview(bytearray(CHUNK))
-        return work.run(self.local.buffer)
+        try:
+            return work.run(self.local.buffer)
+        except OutOfTime:  # its clock knows
+            return Sums()
 
     def _tell(self, more: int) -> None:
         self.done += more

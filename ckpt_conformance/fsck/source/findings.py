@@ -40,8 +40,16 @@ class Unsafe(Malformed):
     """Bytes that may run code where they are loaded."""
 
 
-class TooLarge(Malformed):
-    """More bytes, values or levels than are read; nothing is known to be wrong with it."""
+class NotRead(Malformed):
+    """Bytes that were not looked into: nothing is known to be wrong with them."""
+
+
+class TooLarge(NotRead):
+    """More bytes, values or levels than are read."""
+
+
+class OutOfTime(NotRead):
+    """What takes longer than the user gives it."""
 
 
 class State(StrEnum):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, TooLarge, Unsafe
+from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, NotRead, Unsafe
 from ckpt_conformance.fsck.source.source import Absent, Unreachable, chunks
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def run_all(works: Sequence[Work], buffer: memoryview) -> Iterator[Sums]:
 
 def unreadable(name: str, error: OSError | Malformed) -> Finding:
     """Make a finding of why a file could not be read: missing, refused, or a failing disk."""
-    if isinstance(error, TooLarge):
+    if isinstance(error, NotRead):
         return Finding(Kind.UNKNOWN, name, str(error))
     if isinstance(error, Malformed):
         kind = Kind.UNSAFE if isinstance(error, Unsafe) else Kind.DAMAGED

@@ -1,0 +1,123 @@
+"""`--timeout` and `--file-timeout`: what takes too long is unknown, and the command ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from stopped import PATIENCE, Place, place
+from test_fsck_stopped import sparse
+
+from ckpt_conformance.fsck.formats import pickles
+from ckpt_conformance.fsck.source.clock import Clock
+from ckpt_conformance.fsck.source.findings import OutOfTime
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["place"]
+
+FOR_ALL, FOR_FILE = "--timeout", "--file-timeout"
+# A disk that is gone: a read of `stuck.pt` does not come back.
+STUCK = """
+import threading
+from ckpt_conformance.fsck.source import disk
+opened = disk.DiskFolder.open
+def open(self, name):
+    if name.endswith("stuck.pt"):
+        threading.Event().wait()
+    return opened(self, name)
+disk.DiskFolder.open = open
+"""
+
+
+@pytest.fixture
+def run(place: Place) -> Path:
+    """Three steps; the one in the middle is what a test makes of it."""
+    run = place.folder / "run"
+    for step in (1, 2, 3):
+        (run / f"step_{step}").mkdir(parents=True)
+        torch.save({"w": torch.ones(3)}, run / f"step_{step}" / "model.pt")
+    return run
+
+
+def fsck(place: Place, *words: str, path: Path | None = None) -> tuple[int, dict[str, Any], str]:
+    process = place.start("fsck", "--json", *words, **({"path": path} if path else {}))
+    out, _ = process.communicate(timeout=PATIENCE)
+    errors = (place.folder / "err").read_text()
+    return process.returncode, json.loads(out) if out else {}, errors
+
+
+def states(found: dict[str, Any]) -> dict[str, str]:
+    return {one["path"].rpartition("/")[2]: one["state"] for one in found["checkpoints"]}
+
+
+def why(found: dict[str, Any], step: str) -> list[str]:
+    (report,) = [one for one in found["checkpoints"] if one["path"].endswith(step)]
+    return [f"{one['file']}: {one['what']}" for one in report["findings"]]
+
+
+@pytest.mark.parametrize("option", [FOR_ALL, FOR_FILE])
+def test_a_file_that_takes_an_hour_is_unknown(option: str, place: Place, run: Path) -> None:
+    sparse(run / "step_2" / "large.safetensors")
+    status, found, _ = fsck(place, "--nan", option, "5", "run")
+    assert status == 2
+    assert states(found)["step_2"] == "unknown"
+    if option == FOR_FILE:  # else others have no time, either
+        assert states(found) == {"step_1": "whole", "step_2": "unknown", "step_3": "whole"}
+    assert any(option in line for line in why(found, "step_2"))
+
+
+@pytest.mark.parametrize("option", [FOR_ALL, FOR_FILE])
+def test_a_read_that_does_not_come_back_is_left(option: str, place: Place, run: Path) -> None:
+    """Both threads of a step's readers, and more steps than are open at once."""
+    (place.folder / "sitecustomize.py").write_text(STUCK)
+    for step in (4, 5, 6):
+        (run / f"step_{step}").mkdir()
+        torch.save({"w": torch.ones(3)}, run / f"step_{step}" / "stuck.pt")
+    status, found, _ = fsck(place, option, "4", "run", path=place.folder)
+    assert status == 2
+    assert [one for one, state in states(found).items() if state == "unknown"] == [
+        *("step_6", "step_5", "step_4")
+    ]
+    for step in ("step_4", "step_5", "step_6"):
+        assert any(option in line for line in why(found, step))
+
+
+def test_the_newest_whole_one_hides_behind_what_is_late(place: Place, run: Path) -> None:
+    (place.folder / "sitecustomize.py").write_text(STUCK)
+    torch.save({"w": torch.ones(3)}, run / "step_3" / "stuck.pt")
+    process = place.start("fsck", "--newest-whole", FOR_ALL, "4", "run", path=place.folder)
+    out, _ = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (2, "")
+
+
+@pytest.mark.parametrize("words", [("fsck",), ("fsck", "--newest-whole"), ("diff", ".")])
+def test_a_store_that_never_answers(words: tuple[str, ...], place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/run/model.safetensors"
+        process = place.start(*words, url, FOR_ALL, "1")
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert "--timeout is used up" in (place.folder / "err").read_text()
+
+
+def test_a_pickle_that_takes_too_long_to_be_followed() -> None:
+    Clock(file=0.0).opened("data.pkl")
+    try:
+        with pytest.raises(OutOfTime, match="--file-timeout"):
+            pickles.load(b"\x80\x04" + b"N0" * 2000 + b"N.", ())
+    finally:
+        Clock().opened("")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "1e99"])
+@pytest.mark.parametrize("option", [FOR_ALL, FOR_FILE])
+def test_what_is_no_time_is_refused(option: str, value: str, place: Place, run: Path) -> None:
+    status, _, errors = fsck(place, option, value, str(run))
+    assert status == 2
+    assert value in errors
+    assert "seconds above 0" in " ".join(errors.replace("│", " ").split())
