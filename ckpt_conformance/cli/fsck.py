@@ -26,6 +26,7 @@ from ckpt_conformance.cli.fsck_options import (
     Null,
     PlaceToJudge,
     PlanFile,
+    RequireCoverage,
     Sample,
     WritePlan,
 )
@@ -104,6 +105,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     metadata_only: MetadataOnly = False,
     sample: Sample = 1.0,
     seed: Seed = 0,
+    require_coverage: RequireCoverage = None,
     nan: CountNans = False,
     allow_name: AllowName = None,
     allow_code: AllowCode = False,
@@ -132,16 +134,15 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     cluster = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs, "threads").place()
     path = places.place(place)
     places.check_there(path)
-    if metadata_only and (nan or sample < 1):
-        raise requests.RequestError(
-            "--metadata-only reads no payload: leave out --sample and --nan"
-        )
+    if metadata_only and (nan or sample < 1 or require_coverage):
+        others = "--sample, --nan and --require-coverage"
+        raise requests.RequestError(f"--metadata-only reads no payload: leave out {others}")
     if null and (as_json or not newest_whole):
         raise requests.RequestError("--null is for the path that --newest-whole prints")
     trust = trust_of(allow_name or [], is_all=allow_code)
-    options = Options(
-        jobs or threads(path), metadata_only, sample, seed, nan, trust, bound.end, file_timeout
-    )
+    count, least = jobs or threads(path), require_coverage or 0.0
+    given = (count, metadata_only, sample, seed, nan, trust, bound.end, file_timeout, least)
+    options = Options(*given)
     asked = Asked(bound, part_of(shard, results), results, plan, write_plan, cluster)
     if newest_whole:
         asked.refuse("--newest-whole", "stops at the first whole checkpoint, and needs no parts")
@@ -390,9 +391,9 @@ def _say_newest(judged: Judged, *, null: bool) -> None:
     newest = judged.newest_whole
     for report in judged.reports:
         if report is not newest:
-            why = fsck_lines.describe(report.findings[0]) if report.findings else ""
             where = fsck_lines.one_line(report.path)
-            terminal.say(f"passed over: {where}: {report.state}: {why}", error=True)
+            why = fsck_lines.why_not(report, judged.options)
+            terminal.say(f"passed over: {where}: {fsck_lines.verdict(report)}: {why}", error=True)
     if hidden := _hidden(judged):
         where = fsck_lines.one_line(hidden.path)
         what = f"{where} could not be judged, and may be the newest whole checkpoint"
@@ -411,7 +412,7 @@ def _hidden(judged: Judged) -> Report | None:
     """Return the newest checkpoint that could not be judged, if no newer one is whole."""
     from ckpt_conformance.fsck.source.findings import State
 
-    telling = (one for one in judged.reports if one.state in (State.WHOLE, State.UNKNOWN))
+    telling = (one for one in judged.reports if one.state is State.UNKNOWN or judged.is_enough(one))
     first = next(telling, None)
     return first if first and first.state is State.UNKNOWN else None
 
@@ -426,6 +427,8 @@ def _status(judged: Judged) -> int:
     """Return 0 where all is whole, 1 where something is not, 2 where that could not be judged."""
     from ckpt_conformance.fsck.source.findings import State
 
+    if judged.has_too_little:
+        return DAMAGED
     if judged.state is State.WHOLE:
         return WHOLE
     return UNDECIDED if judged.state is State.UNKNOWN else DAMAGED

@@ -47,6 +47,14 @@ Sample = Annotated[
         help="Read this share of the payload only, as 5% or 0.05.",
     ),
 ]
+RequireCoverage = Annotated[
+    float | None,
+    typer.Option(
+        parser=share,
+        metavar="SHARE",
+        help="Exit 1 where less than this share, as 95%, was compared with a digest or a CRC.",
+    ),
+]
 CountNans = Annotated[bool, typer.Option(help="Count NaNs and infinities of each tensor.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 FileTimeout = Annotated[

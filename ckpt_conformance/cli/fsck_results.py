@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple, overload
 
 import msgspec
 
-from ckpt_conformance.fsck.judge import stored
+from ckpt_conformance.fsck.judge import siblings, stored
 from ckpt_conformance.fsck.judge.judge import Judged, Options
 from ckpt_conformance.fsck.judge.judging import SharedFile, notes_of_shared
 from ckpt_conformance.fsck.source.findings import Report
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.cli.fsck_plan import Jobs, Listed
     from ckpt_conformance.fsck.judge.judging import Age, Job, Judgement
+    from ckpt_conformance.fsck.judge.siblings import Kin
     from ckpt_conformance.fsck.judge.stored import Result
+    from ckpt_conformance.fsck.source.findings import Finding
     from ckpt_conformance.work.items import Shard
 
 COMMAND = "fsck"
@@ -61,6 +63,7 @@ class Index:
     files: list[IO[bytes]]
     rows: dict[int, Row] = field(default_factory=dict[int, Row])
     shared: dict[int, list[SharedFile]] = field(default_factory=dict[int, list[SharedFile]])
+    kins: dict[int, Kin] = field(default_factory=dict[int, "Kin"])
 
     def add(self, result: Result, place: Place) -> None:
         """Note a result; of several slices each."""
@@ -72,6 +75,8 @@ class Index:
         self.rows[result.number] = Row(judgement.age, result.number, places)
         if judgement.shared:
             self.shared[result.number] = judgement.shared
+        if judgement.kin and len(self.kins) < siblings.MOST:
+            self.kins[result.number] = judgement.kin
 
     def read(self, place: Place) -> Result:
         """Read a result again."""
@@ -84,7 +89,10 @@ class Index:
         numbered = [self.rows[number] for number in sorted(self.rows)]
         rows = sorted(numbered, key=lambda row: row.age, reverse=True)
         shared = ((place, self.shared.get(row.number, ())) for place, row in enumerate(rows))
-        return StoredReports(self, rows, notes_of_shared(shared) if self.shared else {})
+        notes = notes_of_shared(shared) if self.shared else {}
+        numbers = ((place, self.kins.get(row.number)) for place, row in enumerate(rows))
+        told = siblings.told((place, kin) for place, kin in numbers if kin)
+        return StoredReports(self, rows, notes, told)
 
 
 def _result_in(text: bytes) -> Result:
@@ -102,6 +110,7 @@ class StoredReports(Sequence[Report]):
     known: Index
     rows: list[Row]
     notes: dict[int, list[tuple[str, str]]]
+    told: dict[int, list[Finding]]
 
     def __len__(self) -> int:
         """Count them."""
@@ -124,6 +133,7 @@ class StoredReports(Sequence[Report]):
             raise IndexError(at)
         if notes := self.notes.get(at):
             judgement.report.remark(notes)
+        judgement.report.take_findings(self.told.get(at, ()))
         return judgement.report
 
 
@@ -189,6 +199,7 @@ def begin(writer: lines.Writer, options: Options, jobs: Jobs, shard: Shard) -> N
             "nan": options.nan,
             "allow-name": sorted(options.trust.names),
             "allow-code": options.trust.everything,
+            "require-coverage": options.least,
         },
         plan=listed.digest,
         shard=shard,  # and no items, of which there may be a million: the fact says how many
@@ -278,6 +289,7 @@ def combined(paths: Sequence[Path], files: ExitStack) -> Judged:
         seed=asked["seed"],
         nan=asked["nan"],
         trust=Trust(frozenset(asked.get("allow-name", ())), asked.get("allow-code", False)),
+        least=asked.get("require-coverage", 0.0),  # results of the first release have none
     )
     place = named(listed.place)
     return Judged(place, index.reports(), listed.leftovers, options, tuple(unjudged))

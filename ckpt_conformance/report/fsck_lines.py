@@ -6,10 +6,19 @@ Names and reasons come from files that nobody vouches for, so they are escaped.
 from __future__ import annotations
 
 import json
+import math
 import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.source.findings import Finding, Kind, NotFinite, Report, State
+from ckpt_conformance.fsck.source.findings import (
+    Finding,
+    Kind,
+    NotFinite,
+    Protection,
+    Report,
+    State,
+)
 from ckpt_conformance.report.terminal import count, shown
 
 if TYPE_CHECKING:
@@ -31,8 +40,10 @@ _MOST_TENSORS = 3
 
 def lines(judged: Judged) -> Iterator[str]:
     """Yield the lines: each checkpoint with its findings, the leftovers, the newest whole one."""
+    states: Counter[str] = Counter()
     for report in judged.reports:
         yield from _checkpoint(report, judged.path, judged.options)
+        states[_verdict(report)] += 1
     for name in judged.leftovers[:MOST_FINDINGS]:
         yield f"  leftover  {one_line(name)}: work in progress that nobody finished"
     if len(judged.leftovers) > MOST_FINDINGS:
@@ -40,12 +51,42 @@ def lines(judged: Judged) -> Iterator[str]:
     if not judged.reports:
         yield f"{one_line(judged.path)}: nothing here looks like a checkpoint"
         return
+    if states.total() > 1:
+        yield ", ".join(f"{number:,} {what}" for what, number in states.items())
     yield from _trackers(judged)
     if judged.missing:
         yield "newest whole: unknown: not all was judged"
         return
     newest = judged.newest_whole
-    yield f"newest whole: {one_line(newest.path) if newest else 'none'}"
+    if newest:
+        yield f"newest {verdict(newest)}: {one_line(newest.path)}"
+    else:
+        yield f"newest whole{_asked(judged.options)}: none"
+
+
+def verdict(report: Report) -> str:
+    """Write the state; of what is whole, how much was compared with a digest or a CRC."""
+    if report.state is not State.WHOLE:
+        return str(report.state)
+    share = f", {percent(report.coverage)}" if report.protection is Protection.PARTLY else ""
+    return f"{report.state} ({report.protection}{share})"
+
+
+def percent(share: float) -> str:
+    """Write a share, 0 to 1, rounded down: what is not all is never 100 %."""
+    digits = math.floor(share * 10_000) / 100
+    return f"{digits:.4g} %"
+
+
+def _verdict(report: Report) -> str:
+    """Write the state and the word without the share, so that like ones can be counted."""
+    is_whole = report.state is State.WHOLE
+    return f"{report.state} ({report.protection})" if is_whole else str(report.state)
+
+
+def _asked(options: Options) -> str:
+    """Write how much was to be verified; nothing where that was not asked."""
+    return f" with {percent(options.least)} verified" if options.least else ""
 
 
 def _trackers(judged: Judged) -> Iterator[str]:
@@ -77,7 +118,7 @@ def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
     name = one_line(_short(report.path, top))
     step = "" if report.step is None else f", step {report.step}"
     ranks = "" if report.world_size is None else f", {count(report.world_size, 'rank')}"
-    yield f"{GLYPHS[report.state]} {report.state}  {name}  ({report.layout}{step}{ranks})"
+    yield f"{GLYPHS[report.state]} {verdict(report)}  {name}  ({report.layout}{step}{ranks})"
     tensors = count(report.tensors, "tensor")
     if report.ties:
         tensors += f" ({count(report.ties, 'group')} of tied ones)"
@@ -94,6 +135,8 @@ def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
             f"    a sample: {read:,} of {total:,} bytes with a digest or CRC were read "
             f"({100 * read / total if total else 100:.3g} %, seed {options.seed})"
         )
+    if report.state is State.WHOLE and report.coverage < options.least:
+        yield f"    {too_little(report, options)}"
     for finding in report.findings[:MOST_FINDINGS]:
         yield f"    {describe(finding)}"
     if len(report.findings) > MOST_FINDINGS:
@@ -104,6 +147,19 @@ def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
         tail = f" and {more} more" if more > 0 else ""
         yield one_line(f"    passed over, of no layout and without code: {names}{tail}")
     yield from _not_finite(report.not_finite)
+
+
+def too_little(report: Report, options: Options) -> str:
+    """Say that less was compared with a digest or a CRC than was asked for."""
+    share = percent(report.coverage)
+    return f"{share} verified by a digest or a CRC, and {percent(options.least)} is required"
+
+
+def why_not(report: Report, options: Options) -> str:
+    """Say in one line why a checkpoint is not the one to resume from."""
+    if report.state is State.WHOLE:
+        return too_little(report, options)
+    return describe(report.findings[0]) if report.findings else ""
 
 
 def _short(path: Where, top: Where) -> str:

@@ -1,6 +1,9 @@
 """Make the checkpoints of other libraries that the tests of fsck judge, as those write them.
 
     python tests/golden/make_fsck.py accelerate|transformers|lightning|deepspeed
+    python tests/golden/make_fsck.py accelerate_run|transformers_run|deepspeed_run|fsdp_run
+
+A `_run` has three steps of one run: what lies beside a checkpoint tells of it, too.
 
 Each is written by its library, in an environment that has it: never by hand. The folder says the
 versions. What exists is not made anew; remove it first. Paths in it are those of a folder of its
@@ -12,6 +15,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -22,7 +26,8 @@ from typing import Any
 import torch
 
 FOLDER = Path(__file__).parent / "fsck"
-RANKS = {"accelerate": 2, "deepspeed": 2}
+RANKS = {"accelerate": 2, "deepspeed": 2, "deepspeed_run": 2, "fsdp_run": 2}
+LIBRARY = {"fsdp_run": "torch"}  # the others are named after theirs
 
 
 def layer() -> Any:  # noqa: ANN401  untyped libraries
@@ -120,7 +125,93 @@ def deepspeed() -> None:
         engine.save_checkpoint(f"stage{stage}", tag="global_step1")
 
 
-WRITERS = {one.__name__: one for one in (accelerate, transformers, lightning, deepspeed)}
+def accelerate_run() -> None:
+    """Save three times: two optimizers, two schedulers, a sampler, an object of one's own."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration
+
+    naming = ProjectConfiguration(project_dir=".", automatic_checkpoint_naming=True)
+    seeded = DataLoaderConfiguration(use_seedable_sampler=True)
+    accelerator = Accelerator(cpu=True, project_config=naming, dataloader_config=seeded)
+    models = [layer(), layer()]
+    optimizers = [torch.optim.AdamW(one.parameters()) for one in models]
+    schedulers = [torch.optim.lr_scheduler.StepLR(one, 4) for one in optimizers]
+    loader = torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=2, shuffle=True)
+    accelerator.register_for_checkpointing(torch.optim.swa_utils.AveragedModel(models[0]))
+    prepared = accelerator.prepare(*models, *optimizers, *schedulers, loader)
+    models, optimizers, schedulers = prepared[:2], prepared[2:4], prepared[4:6]
+    for _ in range(3):
+        for batch in prepared[6]:
+            accelerator.backward(models[0](batch).sum() + models[1](batch).sum())
+            for one in (*optimizers, *schedulers):
+                one.step()
+        accelerator.save_state()
+
+
+def transformers_run() -> None:
+    """Train a tiny GPT-2 for six steps, and save every second one."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    config = GPT2Config(vocab_size=8, n_positions=4, n_embd=4, n_layer=1, n_head=1)
+    arguments = TrainingArguments(
+        output_dir="run", max_steps=6, save_steps=2, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Rows()).train()
+
+
+def deepspeed_run() -> None:
+    """Save ZeRO stage 1 with two ranks, three times."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed as library
+
+    library.init_distributed("gloo")
+    model = layer()
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}},
+        "zero_optimization": {"stage": 1},
+        "bf16": {"enabled": True},
+    }
+    engine = library.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+    for _ in range(3):
+        for _ in range(2):
+            engine.backward(engine(torch.randn(2, 4).bfloat16()).float().sum())
+            engine.step()
+        engine.save_checkpoint("run")
+
+
+def fsdp_run() -> None:
+    """Save torch's FSDP with two ranks, three times, under the names that verl gives the files."""
+    from torch.distributed import init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    init_process_group("gloo")
+    rank, model = int(os.environ["RANK"]), layer()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)
+    for step in range(1, 7):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+        if step % 2:
+            continue
+        folder = Path("run") / f"global_step_{step}" / "actor"
+        folder.mkdir(parents=True, exist_ok=True)
+        rng = {"cpu": torch.get_rng_state(), "random": random.getstate()}
+        extra = {"lr_scheduler": scheduler.state_dict(), "rng": rng}
+        parts = {"model": model.state_dict(), "optim": optimizer.state_dict(), "extra_state": extra}
+        for name, part in parts.items():
+            torch.save(part, folder / f"{name}_world_size_2_rank_{rank}.pt")
+    torch.distributed.barrier()
+    os._exit(0)  # gloo's threads may abort a process that ends in the usual way
+
+
+SINGLE = (accelerate, transformers, lightning, deepspeed)
+RUNS = (accelerate_run, transformers_run, deepspeed_run, fsdp_run)
+WRITERS = {one.__name__: one for one in (*SINGLE, *RUNS)}
 
 
 def main(name: str) -> None:
@@ -146,8 +237,9 @@ def main(name: str) -> None:
         if any(ended):
             sys.exit(f"{name} failed")
         shutil.copytree(run, target, ignore=shutil.ignore_patterns("*.py"))  # theirs, no data
-    versions = {one: importlib.metadata.version(one) for one in (name, "torch")}
-    about = {"library": name, "ranks": ranks, "versions": versions}
+    library = LIBRARY.get(name, name.removesuffix("_run"))
+    versions = {one: importlib.metadata.version(one) for one in (library, "torch")}
+    about = {"library": library, "ranks": ranks, "versions": versions}
     (FOLDER / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
 
 

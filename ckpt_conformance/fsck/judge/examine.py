@@ -11,6 +11,7 @@ from ckpt_conformance.fsck.judge.expected import judge_layout
 from ckpt_conformance.fsck.judge.hf_shards import shards_part
 from ckpt_conformance.fsck.judge.megatron import judge_megatron
 from ckpt_conformance.fsck.judge.parts import Context
+from ckpt_conformance.fsck.judge.placed import judge_places
 from ckpt_conformance.fsck.layouts import layouts, listing, names
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, Clock, timed
@@ -103,6 +104,7 @@ def examine(
     _ranks(candidate, folder, report)
     _alone(candidate, report)
     judge_layout(candidate, report)
+    judge_places(candidate, report)
     judge_megatron(Context(folder, report, sizes), candidate)
     report.size = sum(_sizes(folder, candidate.files))
     _links(overview, top, report, candidate)

@@ -31,6 +31,7 @@ class RuleFinding(NamedTuple):
 
 _MOST_RANKS = 100_000  # a file may claim any number
 _FSDP_CONFIG = "fsdp_config.json"
+_STATE, _STEP = "trainer_state.json", "global_step"
 _WEIGHTS = re.compile(
     r"(?:adapter_)?model(?:_\d+)?(?:-\d+-of-\d+)?\.safetensors|.*\.index\.json|"
     r"(?:adapter_model|pytorch_model(?:_fsdp)?(?:_\d+)?(?:-\d+-of-\d+)?)\.bin|"
@@ -287,7 +288,10 @@ def _lightning(candidate: Candidate, report: Report) -> None:
 def _step(candidate: Candidate, report: Report) -> None:
     """Check the step that a file says against the name of the folder."""
     for name, facts in report.facts.items():
-        step = facts.number("global_step") if name.endswith("trainer_state.json") else None
+        if name.rpartition("/")[2] == _STATE and facts.values and _STEP not in facts.values:
+            why = f"it has no {_STEP}, which the Trainer always writes: another's bytes?"
+            report.say(Kind.DAMAGED, name, why)
+        step = facts.number(_STEP) if name.endswith("trainer_state.json") else None
         if None not in (step, candidate.step) and step != candidate.step:
             why = (
                 f"it is of step {clip(step)}, and the name says {candidate.step}: another's bytes?"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from ckpt_conformance.fsck.judge import trackers
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
+from ckpt_conformance.fsck.judge.siblings import told
 from ckpt_conformance.fsck.judge.trackers import Tracker
 from ckpt_conformance.fsck.source.findings import SEVERITY, Report, State
 from ckpt_conformance.fsck.source.source import in_threads
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckpt_conformance.fsck.judge.trackers import TrackerJson
-    from ckpt_conformance.fsck.source.findings import ReportJson
+    from ckpt_conformance.fsck.source.findings import Finding, ReportJson
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.sums import Sizes
 
@@ -41,6 +42,7 @@ class Options:
         end: when all must be judged, in seconds of the monotonic clock; what is not by then is
             unknown. None for never.
         file_timeout: seconds from the opening of a file to its last byte.
+        least: the share of the bytes, 0 to 1, that a digest or a CRC must have covered.
 
     """
 
@@ -52,6 +54,7 @@ class Options:
     trust: Trust = NOBODY
     end: float | None = None
     file_timeout: float | None = None
+    least: float = 0.0
 
     @property
     def sizes(self) -> Sizes:
@@ -75,6 +78,7 @@ class JudgedJson(TypedDict):
     path: str
     metadata_only: bool
     sample: SampleJson | None
+    require_coverage: NotRequired[float]
     state: str
     newest_whole: str | None
     leftovers: list[str]
@@ -106,10 +110,22 @@ class Judged:
 
     @property
     def newest_whole(self) -> Report | None:
-        """The newest checkpoint with nothing wrong."""
+        """The newest checkpoint with nothing wrong, of which enough was verified."""
         if self.missing:
             return None
-        return next((one for one in self.reports if one.state is State.WHOLE), None)
+        return next((one for one in self.reports if self.is_enough(one)), None)
+
+    def is_enough(self, report: Report) -> bool:
+        """Return whether a checkpoint is whole, and as much of it verified as was asked for."""
+        return report.state is State.WHOLE and report.coverage >= self.options.least
+
+    @property
+    def has_too_little(self) -> bool:
+        """Whether less of some whole checkpoint was verified than was asked for."""
+        least = self.options.least
+        return least > 0 and any(
+            one.state is State.WHOLE and one.coverage < least for one in self.reports
+        )
 
     @property
     def dangling(self) -> list[Tracker]:
@@ -150,6 +166,8 @@ class Judged:
             "trackers": [one.to_json() for one in self.trackers],
             "checkpoints": [],
         }
+        if self.options.least:
+            head["require_coverage"] = self.options.least
         if self.missing:
             head["missing_shards"] = list(self.missing)
         return head
@@ -169,6 +187,9 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
     judgements = sorted((one for _, one in done), key=attrgetter("age"), reverse=True)
     for place, notes in notes_of_shared(enumerate(one.shared for one in judgements)).items():
         judgements[place].report.remark(notes)
+    kins = ((place, one.kin) for place, one in enumerate(judgements) if one.kin)
+    for place, findings in told(kins).items():
+        judgements[place].report.take_findings(findings)
     reports = [one.report for one in judgements]
     leftovers = sorted(set(checkpoints.leftovers))
     return Judged(path, reports, leftovers, options, trackers=trackers.read(path, reports))
@@ -177,19 +198,26 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
 def judge_newest(path: Where, options: Options | None = None, progress: Progress = None) -> Judged:
     """Judge from the newest checkpoint on until one is whole: what a launch script needs to know.
 
-    The older ones are not read and have no report.
+    The older ones have no report: their structure is read alone, to order them and for what they
+    tell of their neighbours.
     """
     options, checkpoints = options or Options(), Checkpoints(path)
     founds = list(checkpoints)
     reports: list[Report] = []
     judged = Judged(path, reports, sorted(set(checkpoints.leftovers)), options)
     judging = Judging(path, options, progress)
+    said: dict[int, list[Finding]] = {}
     if len(founds) > 1:
-        ages = zip(in_threads(judging.age, founds), founds, strict=True)
-        known = [(age, found) for age, found in ages if age is not None]
-        founds = [found for _, found in sorted(known, key=itemgetter(0), reverse=True)]
-    for found in founds:
-        reports += [one.report for _, one in judging.run([Job(0, found)]) if one]
+        looks = zip(in_threads(judging.look, founds), founds, strict=True)
+        known = [(*look, found) for look, found in looks if look is not None]
+        known.sort(key=itemgetter(0), reverse=True)
+        founds = [found for *_, found in known]
+        said = told((at, kin) for at, (_, kin, _) in enumerate(known) if kin)
+    for at, found in enumerate(founds):
+        for _, one in judging.run([Job(0, found)]):
+            if one:
+                one.report.take_findings(said.get(at, ()))
+                reports.append(one.report)
         if judged.newest_whole:
             break
     return judged

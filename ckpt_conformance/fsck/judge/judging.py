@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ckpt_conformance.fsck.judge.examine import examine, folder_of, resolved
+from ckpt_conformance.fsck.judge.siblings import kin_of
 from ckpt_conformance.fsck.layouts.listing import Sort
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, OF_ALL, Clock, now, of_file
 from ckpt_conformance.fsck.source.findings import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ckpt_conformance.fsck.judge.judge import Options
+    from ckpt_conformance.fsck.judge.siblings import Kin
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.layouts.listing import Found
     from ckpt_conformance.fsck.source.places import Where
@@ -105,6 +107,7 @@ class Judgement:
         report: all that is known; of a slice, what the structure says.
         shared: its files that have several names on the disk.
         sums: of a slice: what its payload says.
+        kin: what the other steps of its run are told of it; None where that is nothing.
         division: of a slice: how the payload was cut; other slices must have been cut so, too.
         unjudged: why nothing was read; the report says so in words.
 
@@ -116,6 +119,7 @@ class Judgement:
     sums: Sums = field(default_factory=Sums)
     division: str = ""
     unjudged: Unjudged | None = None
+    kin: Kin | None = None
 
 
 @dataclass
@@ -139,13 +143,13 @@ class Judging:
         self.top, self.options, self.progress = top, options, progress
         self._device = _device_of(top)
 
-    def age(self, found: Found) -> Age | None:
-        """Order a checkpoint that is not judged yet; None if it is none.
+    def look(self, found: Found) -> tuple[Age, Kin | None] | None:
+        """Read the structure of a checkpoint that is not judged yet; None if it is none.
 
-        Its content is read where no name says the step.
+        It gives what orders it among others, and what it tells of its neighbours.
         """
-        opened = self.open(Job(0, found), NOTHING)
-        return opened.judgement.age if opened.judgement else None
+        judgement = self.open(Job(0, found), NOTHING).judgement
+        return (judgement.age, judgement.kin) if judgement else None
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Judgement | None]]:
         """Judge; yield each as it is done, with None where there is no checkpoint after all."""
@@ -195,6 +199,8 @@ class Judging:
         opened.candidate, opened.folder = candidate, folder
         opened.judgement = Judgement((step is not None, step or 0, time), report)
         opened.judgement.shared = list(self._shared(candidate, folder))
+        linked = (one.file for one in opened.judgement.shared)
+        opened.judgement.kin = kin_of(candidate, report, linked)
         opened.works = self._chosen(opened.judgement, works, job.slice)
         return opened
 

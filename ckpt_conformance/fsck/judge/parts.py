@@ -25,6 +25,7 @@ from ckpt_conformance.fsck.formats import (
     safetensors_file,
     torch_file,
 )
+from ckpt_conformance.fsck.judge.roles import held
 from ckpt_conformance.fsck.source.findings import Facts, Finding, Kind, Malformed, Report, Unsafe
 from ckpt_conformance.fsck.source.source import Absent, chunks, chunks_ahead
 from ckpt_conformance.fsck.source.sums import (
@@ -92,12 +93,14 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
     try:
         with folder.open(name) as file:
             archive = torch_file.read(file, 0, folder.size(name))
+            inside = held(file, archive)
     except (OSError, Malformed) as error:
         report.findings += _no_archive(folder, name, unreadable(name, error))
         return None
     report.tensors += len(archive.tensors)
     report.structure += archive.overhead
-    report.facts |= facts_of(name, archive.tree)
+    known = facts_of(name, archive.tree).get(name, Facts())
+    report.facts[name] = replace(known, held=inside)
     report.findings += problems_of(name, archive)
     if archive.unsummed:
         what = f"{len(archive.unsummed)} records have no CRC: torch was told to compute none"

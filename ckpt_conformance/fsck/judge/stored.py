@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from ckpt_conformance.fsck.judge.judging import Job, Judgement, SharedFile, Slice, Unjudged
+from ckpt_conformance.fsck.judge.siblings import kin_from
 from ckpt_conformance.fsck.layouts.listing import Found, Sort, Weight
 from ckpt_conformance.fsck.source.findings import Finding, Kind, NotFinite, Report, ordered
 from ckpt_conformance.fsck.source.places import named
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckpt_conformance.fsck.judge.judge import Options
+    from ckpt_conformance.fsck.judge.siblings import KinJson
     from ckpt_conformance.fsck.source.findings import FindingJson, ReportJson
 
 SLICE = 16 << 30
@@ -145,6 +147,7 @@ class ResultJson(TypedDict):
     sums: SumsJson | None
     division: str
     unjudged: NotRequired[str]
+    kin: NotRequired[KinJson]
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,8 @@ def result_json(job: Job, judgement: Judgement | None) -> ResultJson:
     }
     if judgement and judgement.unjudged:
         plain["unjudged"] = str(judgement.unjudged)
+    if judgement and judgement.kin:
+        plain["kin"] = judgement.kin.to_json()
     return plain
 
 
@@ -198,6 +203,7 @@ def result_of(plain: ResultJson) -> Result:
         Sums() if sums is None else _sums_of(sums),
         plain["division"],
         Unjudged(plain["unjudged"]) if "unjudged" in plain else None,
+        kin_from(plain["kin"]) if "kin" in plain else None,
     )
     return Result(plain["number"], part, judgement)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -60,6 +60,14 @@ class State(StrEnum):
     INCOMPLETE = "incomplete"
     DAMAGED = "damaged"
     UNSAFE = "unsafe"
+
+
+class Protection(StrEnum):
+    """How much was compared with digests and CRCs; `Report.coverage` is the share."""
+
+    VERIFIED = "verified"
+    PARTLY = "partly verified"
+    STRUCTURE = "structure only"
 
 
 class Kind(StrEnum):
@@ -128,6 +136,8 @@ class ReportJson(TypedDict):
     not_finite: list[NotFiniteJson] | None
     findings: list[FindingJson]
     passed_over: list[str]
+    protection: NotRequired[str]
+    coverage: NotRequired[float]
 
 
 @dataclass(frozen=True)
@@ -184,6 +194,36 @@ class NotFinite:
         }
 
 
+class Role(StrEnum):
+    """What a state is of, in the words of a finding."""
+
+    MODEL = "a model"
+    OPTIMIZER = "an optimizer"
+    SCHEDULER = "a scheduler"
+    GENERATORS = "generators"
+    LOADER = "a sampler or loader"
+    SCALER = "a scaler"
+    ARGUMENTS = "arguments"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a file of `torch.save` holds, by its structure.
+
+    Attributes:
+        roles: every role that was recognised in it.
+        is_known: whether there is nothing else in it but plain values.
+        counts: steps that an optimizer or a scheduler has counted, above 0.
+        mark: the same for files whose records are the same; empty where a record has no CRC.
+
+    """
+
+    roles: frozenset[Role] = frozenset()
+    is_known: bool = False
+    counts: dict[Role, int] = field(default_factory=dict[Role, int])
+    mark: str = ""
+
+
 Plain = bool | int | float | str
 
 
@@ -195,12 +235,14 @@ class Facts:
         values: by key; None for a value that is not plain.
         has_zero_optimizer: of DeepSpeed's model states: its optimizer is in files of its own.
         is_bf16: of DeepSpeed's model states: bf16 was on.
+        held: of a file of `torch.save`: what it holds.
 
     """
 
     values: dict[str, Plain | None] = field(default_factory=dict[str, Plain | None])
     has_zero_optimizer: bool = False
     is_bf16: bool = False
+    held: Held | None = None
 
     def number(self, key: str) -> int | None:
         """Return a whole number; None for anything else, bool too."""
@@ -259,6 +301,22 @@ class Report:
         """Bytes that nothing protects: a flipped bit there may be served."""
         return max(self.size - self.digest - self.crc - self.structure - self.unread, 0)
 
+    @property
+    def coverage(self) -> float:
+        """The share of the bytes, 0 to 1, that were compared with a digest or a CRC.
+
+        Headers that are written twice are no part of it: they are compared with each other.
+        """
+        verified, rest = self.digest + self.crc, self.size - self.structure
+        return min(verified / rest, 1.0) if rest > 0 else 0.0
+
+    @property
+    def protection(self) -> Protection:
+        """What was compared: all that is not written twice, some of it, or the structure alone."""
+        if not self.digest + self.crc:
+            return Protection.STRUCTURE
+        return Protection.PARTLY if self.uncovered or self.unread else Protection.VERIFIED
+
     def take(self, part: Report) -> None:
         """Add the report of a part."""
         self.add(part)
@@ -279,6 +337,12 @@ class Report:
     def say(self, kind: Kind, file: str, what: str, tensors: Iterable[str] = ()) -> None:
         """Add a finding about a whole file or tensor."""
         self.findings.append(Finding(kind, file, what, tuple(tensors)))
+
+    def take_findings(self, findings: Iterable[Finding]) -> None:
+        """Add findings that came when everything else was known."""
+        known = {one.file for one in self.findings if one.kind is not Kind.NOTE}
+        new = [one for one in findings if one.file not in known]
+        self.findings = ordered([*self.findings, *new])
 
     def remark(self, notes: Iterable[tuple[str, str]]) -> None:
         """Add notes, each about a file, that came when everything else was known."""
@@ -308,6 +372,8 @@ class Report:
             "not_finite": None if not_finite is None else [one.to_json() for one in not_finite],
             "findings": [finding.to_json() for finding in self.findings],
             "passed_over": self.passed_over,
+            "protection": str(self.protection),
+            "coverage": self.coverage,
         }
 
 

@@ -1,0 +1,328 @@
+"""What the steps of one run tell of each other: a file that one lacks, or that is another step's.
+
+What a script may do on purpose is a remark: to save the optimizer every second time, or weights
+only at the end. A verdict needs neighbours on both sides, or a library that keeps two counts
+in step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+from ckpt_conformance.fsck.judge.placed import LIBRARIES, counts_of, named
+from ckpt_conformance.fsck.judge.roles import is_count
+from ckpt_conformance.fsck.source.findings import NO_FACTS, Finding, Kind, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ckpt_conformance.fsck.layouts.layouts import Candidate
+    from ckpt_conformance.fsck.source.findings import Facts, Report
+
+MOST = 2_000
+"""Checkpoints of which is kept what neighbours are asked for."""
+_MOST_FILES = 64  # of one checkpoint; more are ranks, which are held against each other
+_FEW = 3  # neighbours that make a rule
+_SKIPPED = "skipped_steps"  # DeepSpeed's
+_LOCKSTEP = ("optimizer", "scheduler")
+_GLOBAL = "global_steps"
+_OF_A_SCRIPT = ("files", "torch", "safetensors", "hf-index")
+_LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(_OF_A_SCRIPT, "files")
+"""Layouts whose steps are compared; a script's own may hold one file or several."""
+_OF_RANKS = re.compile(r"rank|world_size|random_states|rng_state_\d|-of-")
+
+
+class FileJson(TypedDict):
+    """A `File`."""
+
+    counts: dict[str, int]
+    mark: str
+    is_linked: bool
+
+
+class KinJson(TypedDict):
+    """A `Kin`."""
+
+    run: str
+    layout: str
+    step: int
+    files: dict[str, FileJson]
+
+
+class File(NamedTuple):
+    """What neighbours are asked for of one file.
+
+    Attributes:
+        counts: what it counts, by name.
+        mark: as in `Held`.
+        is_linked: whether it has several names on the disk: who wrote it meant it to be shared.
+
+    """
+
+    counts: Mapping[str, int]
+    mark: str
+    is_linked: bool = False
+
+
+@dataclass(frozen=True)
+class Kin:
+    """What neighbours are asked for of one checkpoint.
+
+    Attributes:
+        run: the folder that it lies in.
+        files: by name; of files of a run's folder the step in it is replaced.
+
+    """
+
+    run: str
+    layout: str
+    step: int
+    files: Mapping[str, File]
+
+    def real(self, name: str) -> str:
+        """Return the name that a file of this step has."""
+        return name.replace(_STEP_SIGN, str(self.step))
+
+    def to_json(self) -> KinJson:
+        """Return plain types."""
+        files = {
+            name: FileJson(counts=dict(one.counts), mark=one.mark, is_linked=one.is_linked)
+            for name, one in self.files.items()
+        }
+        return {"run": self.run, "layout": self.layout, "step": self.step, "files": files}
+
+
+def kin_from(plain: KinJson) -> Kin:
+    """Read what `to_json` wrote."""
+    files = {name: File(**one) for name, one in plain["files"].items()}
+    return Kin(plain["run"], plain["layout"], plain["step"], files)
+
+
+_STEP_SIGN = "{step}"
+
+
+def kin_of(candidate: Candidate, report: Report, linked: Iterable[str]) -> Kin | None:
+    """Return what neighbours are asked for; None of what has no step, or no file with a role."""
+    step = report.step if candidate.step is None else candidate.step
+    layout = _LAYOUTS.get(report.layout, "")
+    if step is None or not layout or candidate.is_alone or len(candidate.files) > _MOST_FILES:
+        return None
+    is_folder = candidate.path == candidate.root
+    several, files = set(linked), dict[str, File]()
+    for name in candidate.files:
+        alike = name if is_folder else _alike(name, step)
+        counts = _counts(report.facts.get(name, NO_FACTS))
+        if alike and (counts or named(name)):
+            held = report.facts.get(name, NO_FACTS).held
+            files[alike] = File(counts, held.mark if held else "", name in several)
+    run, _, own = str(candidate.path).rpartition("/")
+    sort = _alike(own, step) if is_folder else "*"
+    return Kin(f"{run}/{sort}", layout, step, files) if files and sort else None
+
+
+def _counts(facts: Facts) -> dict[str, int]:
+    skipped = facts.number(_SKIPPED)
+    return counts_of(facts) | ({_SKIPPED: skipped} if is_count(skipped) else {})
+
+
+def _alike(name: str, step: int) -> str:
+    """Return a name without its step; empty where the step is not in it just once."""
+    alike, times = re.subn(rf"(?<!\d)0*{step}(?!\d)", _STEP_SIGN, name)
+    return alike if times == 1 else ""
+
+
+def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
+    """Return what checkpoints tell of each other, by their places."""
+    runs: dict[tuple[str, str], dict[int, tuple[int, Kin]]] = defaultdict(dict)
+    for place, kin in kins:
+        runs[kin.run, kin.layout][kin.step] = (place, kin)
+    findings: dict[int, list[Finding]] = defaultdict(list)
+    for run in runs.values():
+        steps = [run[step] for step in sorted(run)]
+        if len(steps) > 1:
+            places, own = [place for place, _ in steps], [kin for _, kin in steps]
+            for at, finding in [*_absent(own), *_stale(own)]:
+                findings[places[at]].append(finding)
+    return findings
+
+
+# -- files that one lacks --------------------------------------------------------------------------
+
+
+def _absent(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
+    """Find the one step that lacks a file which all others have, beside weights."""
+    found: list[tuple[int, Finding]] = []
+    names = {name for kin in run for name in kin.files if named(name)}
+    for name in sorted(name for name in names if not _OF_RANKS.search(name)):
+        lacks = [at for at, kin in enumerate(run) if name not in kin.files]
+        if len(lacks) != 1 or len(run) <= _FEW or lacks[0] == 0:
+            continue
+        (at,) = lacks
+        kind, why = _why_absent(run, at)
+        found.append((at, Finding(kind, run[at].real(name), why)))
+    return found
+
+
+def _why_absent(run: Sequence[Kin], at: int) -> tuple[Kind, str]:
+    """Judge a file that one step lacks: between others at equal distances, it was lost."""
+    others = f"all {len(run) - 1} other steps of this run have it"
+    if at == len(run) - 1:
+        return Kind.NOTE, f"{others}: a save that did not end, or weights only on purpose?"
+    is_even = len({after.step - before.step for before, after in pairwise(run)}) == 1
+    if not is_even:
+        return Kind.NOTE, f"{others}: is that meant?"
+    return Kind.MISSING, f"{others}, before it and after it, at equal distances"
+
+
+# -- files of another step -------------------------------------------------------------------------
+
+
+def _stale(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
+    """Find files whose counts are those of another step."""
+    found: dict[tuple[int, str], Finding] = {}
+    off, right = _counted(run)
+    for (at, name), what in off.items():
+        others = right[at] - {name}
+        kind = Kind.DAMAGED if others else Kind.NOTE  # else all of it may be of another branch
+        found[at, name] = Finding(kind, run[at].real(name), what)
+    for name in sorted({name for kin in run for name in kin.files}):
+        for at, finding in _repeated(run, name):
+            found.setdefault((at, name), finding)
+    return [(at, finding) for (at, _), finding in found.items()]
+
+
+def _counted(run: Sequence[Kin]) -> tuple[dict[tuple[int, str], str], dict[int, set[str]]]:
+    """Return which files of which steps count what no other step makes likely, and which do not."""
+    off: dict[tuple[int, str], str] = {}
+    right: dict[int, set[str]] = defaultdict(set)
+    counters = {(name, key) for kin in run for name, one in kin.files.items() for key in one.counts}
+    for name, counter in sorted(counters):
+        if counter == _SKIPPED:
+            continue
+        points = _points(run, name, counter)
+        odd = _off_line(points)
+        if odd is not None:
+            at, _, number = odd
+            what = f"its {counter} count is {number}, and the steps before and after it put it at"
+            off[at, name] = f"{what} {_place(points, odd):.6g}: of another save?"
+        for point in points:
+            if point is not odd and (odd is not None or _is_line(points)):
+                right[point[0]].add(name)
+    return off, right
+
+
+class _Point(NamedTuple):
+    """A count of a file in one checkpoint: its place in the run, its step, the count."""
+
+    at: int
+    step: int
+    number: int
+
+
+def _points(run: Sequence[Kin], name: str, counter: str) -> list[_Point]:
+    return [
+        _Point(at, kin.step, kin.files[name].counts[counter])
+        for at, kin in enumerate(run)
+        if name in kin.files and counter in kin.files[name].counts
+    ]
+
+
+def _place(points: Sequence[_Point], odd: _Point) -> float:
+    """Return the count that the first and the last step give one between them."""
+    first, last = points[0], points[-1]
+    rise = (last.number - first.number) / (last.step - first.step)
+    return first.number + rise * (odd.step - first.step)
+
+
+def _off_line(points: Sequence[_Point]) -> _Point | None:
+    """Return the one count between others that they do not lie on a line with."""
+    if _is_line(points):
+        return None
+    odd = [one for one in points[1:-1] if _is_line([two for two in points if two is not one])]
+    if len(odd) != 1 or abs(_place(points, odd[0]) - odd[0].number) < 1:
+        return None  # what is counted by epochs stands still between two
+    return odd[0]
+
+
+def _is_line(points: Sequence[_Point]) -> bool:
+    """Return whether counts rise with the steps: by one each, or by the same for three at least."""
+    if len(points) < 2:  # noqa: PLR2004  two points are a line
+        return False
+    first, last = points[0], points[-1]
+    run, rise = last.step - first.step, last.number - first.number
+    if rise <= 0 or (run != rise and len(points) < _FEW):
+        return False
+    return all(
+        (one.number - first.number) * run == (one.step - first.step) * rise for one in points
+    )
+
+
+def _repeated(run: Sequence[Kin], name: str) -> list[tuple[int, Finding]]:
+    """Find files that are those of an earlier step, byte for byte, though they should change.
+
+    Those that count steps should, and those that differ between all other steps.
+    """
+    marks = Counter(kin.files[name].mark for kin in run if name in kin.files)
+    is_once = len(run) >= _FEW and sorted(marks.values())[-2:] == [1, 2]
+    found: list[tuple[int, Finding]] = []
+    first: dict[str, int] = {}
+    for at, kin in enumerate(run):
+        file = kin.files.get(name)
+        if file is None:
+            continue
+        before = first.setdefault(file.mark, at) if file.mark else at
+        if before == at or file.is_linked:
+            continue
+        moved, is_sure = _moved(run[before], kin, name), _is_sure(run[before], kin, name)
+        is_odd = is_once or (file.counts and len(run) < _FEW)  # else it stands still on purpose
+        if not moved or not (is_sure or is_odd):
+            continue
+        kind = Kind.DAMAGED if is_sure else Kind.NOTE
+        what = f"its records are those of step {run[before].step}, and {', '.join(moved)} went on"
+        found.append((at, Finding(kind, kin.real(name), what)))
+    return found
+
+
+def _moved(before: Kin, after: Kin, name: str) -> list[str]:
+    """Return which other files have counted further since."""
+    return [
+        after.real(other)
+        for other in sorted(before.files.keys() & after.files.keys() - {name})
+        if any(
+            before.files[other].counts.get(key, number) != number
+            for key, number in after.files[other].counts.items()
+            if key != _SKIPPED
+        )
+    ][:3]
+
+
+def _is_sure(before: Kin, after: Kin, name: str) -> bool:
+    """Return whether the library counts in this file whenever it counts in the others.
+
+    The Trainer steps optimizer and scheduler together, or neither; DeepSpeed counts every step,
+    and those that it skipped.
+    """
+    if before.layout == "transformers-trainer":
+        gains = (_gain(before, after, other, key) for other in after.files for key in _LOCKSTEP)
+        return any(map(bool, gains)) and any(key in after.files[name].counts for key in _LOCKSTEP)
+    if before.layout != "deepspeed":
+        return False
+    if _GLOBAL in after.files[name].counts:
+        return True
+    taken = (
+        _gain(before, after, other, _GLOBAL) - _gain(before, after, other, _SKIPPED)
+        for other in after.files
+    )
+    return Role.OPTIMIZER in named(name) and any(number > 0 for number in taken)
+
+
+def _gain(before: Kin, after: Kin, name: str, counter: str) -> int:
+    """Return by how much a file has counted further; 0 where it is not known."""
+    old, new = before.files.get(name), after.files.get(name)
+    if old is None or new is None or counter not in old.counts.keys() | new.counts.keys():
+        return 0
+    return new.counts.get(counter, 0) - old.counts.get(counter, 0)

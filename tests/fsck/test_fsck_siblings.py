@@ -1,0 +1,242 @@
+"""Steps of one run tell of each other; what a script may do on purpose stays whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from fsck_runs import Finished
+from fsck_swaps import RUNS, Seen, run_of, same, script, seen, stales
+
+from ckpt_conformance.fsck.judge import stored
+from ckpt_conformance.fsck.judge.judge import judge, judge_newest
+from ckpt_conformance.fsck.judge.judging import Job, Judging
+from ckpt_conformance.fsck.layouts.listing import Listing
+from ckpt_conformance.fsck.source.findings import Kind, Report, State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = (10, 20, 30, 40)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of a script, with four steps."""
+    return script(tmp_path / "run", STEPS)
+
+
+def told(root: Path) -> dict[int, list[tuple[str, Kind]]]:
+    """Return what is said of each step."""
+    reports = {one.step or 0: one for one in judge(root).reports}
+    return {
+        step: [(one.file, one.kind) for one in reports[step].findings]
+        for step in sorted(reports)
+        if reports[step].findings
+    }
+
+
+def report_of(root: Path, step: int) -> Report:
+    return next(one for one in judge(root).reports if one.step == step)
+
+
+# -- a file that one step lacks --------------------------------------------------------------------
+
+
+def test_a_step_between_others_that_lacks_their_optimizer_is_incomplete(run: Path) -> None:
+    (run / "step_20" / "optimizer.pt").unlink()
+    assert told(run) == {20: [("optimizer.pt", Kind.MISSING)]}
+    assert report_of(run, 20).state is State.INCOMPLETE
+
+
+def test_loose_files_of_a_run_are_compared_too(run: Path, tmp_path: Path) -> None:
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    for folder in run.iterdir():
+        for file in ("model.pt", "optimizer.pt"):
+            step = folder.name.removeprefix("step_")
+            shutil.copyfile(folder / file, loose / file.replace(".", f"_{step}."))
+    assert told(loose) == {}
+    (loose / "optimizer_30.pt").unlink()
+    assert told(loose) == {30: [("optimizer_30.pt", Kind.MISSING)]}
+
+
+def test_a_last_checkpoint_of_weights_only_is_whole(run: Path) -> None:
+    for file in (run / "step_40").iterdir():
+        if file.name != "model.pt":
+            file.unlink()
+    assert {kind for found in told(run).values() for _, kind in found} == {Kind.NOTE}
+    assert judge(run).state is State.WHOLE
+    newest = judge_newest(run).newest_whole
+    assert newest is not None
+    assert newest.path == run / "step_40"
+
+
+def test_a_script_that_saves_the_optimizer_every_second_step_is_whole(tmp_path: Path) -> None:
+    run = script(tmp_path / "run", (10, 20, 30, 40, 50, 60))
+    for step in (20, 40, 60):
+        (run / f"step_{step}" / "optimizer.pt").unlink()
+    assert told(run) == {}
+    three = script(tmp_path / "three", (10, 20, 30))
+    (three / "step_20" / "optimizer.pt").unlink()
+    assert told(three) == {}
+
+
+def test_a_rotation_that_keeps_some_optimizers_is_whole(run: Path, tmp_path: Path) -> None:
+    """Those of the milestones, or of the newest alone."""
+    milestones = script(tmp_path / "milestones", (10, 20, 25, 30))
+    (milestones / "step_25" / "optimizer.pt").unlink()
+    assert judge(milestones).state is State.WHOLE
+    for step in (10, 20, 30):
+        (run / f"step_{step}" / "optimizer.pt").unlink()
+    assert told(run) == {}
+
+
+def test_a_first_step_without_a_scaler_is_whole(run: Path) -> None:
+    (run / "step_10" / "scaler.pt").unlink()
+    assert told(run) == {}
+
+
+def test_a_run_on_fewer_ranks_for_a_while_is_whole(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in (1, 2, 3, 4, 5):
+        for rank in range(1 if step == 3 else 2):
+            (run / f"step_{step}").mkdir(parents=True, exist_ok=True)
+            torch.save({"w": torch.ones(2)}, run / f"step_{step}" / f"model_rank{rank}.pt")
+            torch.save(torch.get_rng_state(), run / f"step_{step}" / f"rng_state_{rank}.pth")
+    assert told(run) == {}
+
+
+def test_another_run_beside_it_is_not_asked(run: Path, tmp_path: Path) -> None:
+    script(tmp_path / "other", (20,), "best_step_{}")
+    (tmp_path / "other" / "best_step_20").rename(run / "best_step_20")
+    (run / "best_step_20" / "optimizer.pt").unlink()
+    assert told(run) == {}
+
+
+# -- files of another step -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_stale_file_is_told(name: str, tmp_path: Path) -> None:
+    """With neighbours on both sides; the table of docs/fsck.md is of all of them."""
+    root = run_of(name, tmp_path)
+    reports = judge(root).reports
+    newest = str(reports[0].path)
+    trials = [one for one in stales(root) if str(one.copies[0][1]).startswith(newest)]
+    trials = [one for one in trials if not same(one)]
+    assert len(trials) >= 4
+    for trial in trials[::2]:
+        assert seen(root, trial) is not Seen.SILENT, trial.copies[0]
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "scheduler.pt"])
+def test_a_count_that_is_right_before_and_after_is_damage_between(file: str, run: Path) -> None:
+    shutil.copyfile(run / "step_10" / file, run / "step_30" / file)
+    report = report_of(run, 30)
+    assert report.state is State.DAMAGED
+    assert "count is 10, and the steps before and after it put it at 30" in report.findings[0].what
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "scheduler.pt"])
+def test_a_stale_file_of_the_trainer_is_damage_in_the_newest(file: str, tmp_path: Path) -> None:
+    run = run_of("transformers_run", tmp_path) / "run"
+    shutil.copyfile(run / "checkpoint-4" / file, run / "checkpoint-6" / file)
+    report = report_of(run, 6)
+    assert report.state is State.DAMAGED
+    assert "its records are those of step 4" in report.findings[0].what
+    judged = judge_newest(run)
+    assert judged.newest_whole is not None
+    assert judged.newest_whole.path == run / "checkpoint-4"
+    done = Finished("fsck", run, "--newest-whole")
+    assert (done.status, done.out) == (0, f"{run / 'checkpoint-4'}\n")
+    assert "records are those of step 4" in done.err
+
+
+def test_a_run_whose_steps_are_all_skipped_is_whole(tmp_path: Path) -> None:
+    """The Trainer steps neither, where a gradient overflows: both files stay as they are."""
+    run = run_of("transformers_run", tmp_path) / "run"
+    for file in ("optimizer.pt", "scheduler.pt"):
+        shutil.copyfile(run / "checkpoint-4" / file, run / "checkpoint-6" / file)
+    assert judge(run).state is State.WHOLE
+
+
+def test_a_scheduler_that_ended_its_warmup_is_whole(run: Path) -> None:
+    for step in (20, 30, 40):
+        shutil.copyfile(run / "step_10" / "scheduler.pt", run / f"step_{step}" / "scheduler.pt")
+    assert told(run) == {}
+
+
+def test_a_scheduler_of_epochs_is_whole(tmp_path: Path) -> None:
+    """It stands still between two epochs, of 15 steps each."""
+    run = script(tmp_path / "run", (10, 20, 30, 40, 50, 60))
+    for folder in run.iterdir():
+        epochs = int(folder.name.removeprefix("step_")) // 15
+        path = folder / "scheduler.pt"
+        state = torch.load(path, weights_only=True)
+        torch.save(state | {"last_epoch": epochs, "_step_count": epochs + 1}, path)
+    assert judge(run).state is State.WHOLE
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "model.pt", "rng.pt"])
+def test_a_part_that_is_frozen_is_whole(file: str, run: Path) -> None:
+    """From the second step on, as a network that is trained in phases."""
+    for step in (30, 40):
+        shutil.copyfile(run / "step_20" / file, run / f"step_{step}" / file)
+    assert judge(run).state is State.WHOLE
+
+
+def test_a_run_that_went_on_with_a_cold_optimizer_is_whole(tmp_path: Path) -> None:
+    run, cold = script(tmp_path / "run", (10, 20)), script(tmp_path / "cold", (10, 20))
+    for step in (10, 20):
+        shutil.move(cold / f"step_{step}", run / f"step_{step + 20}")
+    assert judge(run).state is State.WHOLE
+
+
+def test_a_step_that_another_branch_saved_again_is_whole(run: Path, tmp_path: Path) -> None:
+    """All that it counts is of one branch: nothing in it contradicts the rest of it."""
+    other = script(tmp_path / "other", (10,))
+    shutil.rmtree(run / "step_30")
+    shutil.move(other / "step_10", run / "step_30")
+    assert judge(run).state is State.WHOLE
+
+
+def test_a_file_that_is_shared_on_purpose_is_whole(tmp_path: Path) -> None:
+    run = script(tmp_path / "run", (10, 20))
+    (run / "step_20" / "optimizer.pt").unlink()
+    os.link(run / "step_10" / "optimizer.pt", run / "step_20" / "optimizer.pt")
+    assert judge(run).state is State.WHOLE
+    said = {one.what.partition(" (")[0] for one in report_of(run, 20).findings}
+    assert said == {"shares its bytes"}
+
+
+# -- in parts --------------------------------------------------------------------------------------
+
+
+def test_shards_tell_what_one_process_tells(run: Path, tmp_path: Path) -> None:
+    (run / "step_20" / "scaler.pt").unlink()
+    shutil.copyfile(run / "step_10" / "optimizer.pt", run / "step_30" / "optimizer.pt")
+    whole = Finished("fsck", run)
+    assert whole.status == 1
+    files = [tmp_path / f"{number}.jsonl" for number in (1, 2)]
+    for number, file in enumerate(files, 1):
+        Finished("fsck", run, "--shard", f"{number}/2", "--results", file)
+    assert Finished("combine", *files).out == whole.out
+
+
+def test_results_without_what_neighbours_ask_for_are_read(run: Path) -> None:
+    job = Job(0, next(iter(Listing(run))))
+    _, judgement = next(iter(Judging(run, judge(run).options).run([job])))
+    assert judgement is not None
+    assert judgement.kin is not None
+    plain = stored.result_json(job, judgement)
+    again = stored.result_of(stored.decode(stored.encode(plain))).judgement
+    assert again is not None
+    assert again.kin == judgement.kin
+    del plain["kin"]
+    old = stored.result_of(plain).judgement
+    assert old is not None
+    assert old.kin is None
