@@ -241,7 +241,10 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     result = prompt(subject, save(2), Close(), OPEN, save(4), Close(), OPEN)
     if not result.went_well:
         raise trouble(subject, result)
-    _compare(subject, legal)
+    try:
+        _compare(subject, legal)
+    except Violation:  # of two runs, where the golden one is of one: they may differ in themselves
+        _compare(subject, _as_original(subject))
     if subject.info.shape == "manager":
         files = result.all_of(GateResult)[-1].came
         for after in sorted({min(1, files - 1), files - 1} if files else ()):
@@ -258,11 +261,7 @@ def _save_again_during_the_upload(subject: Subject, after: int) -> None:
     saved = prompt(subject, *first, *again)
     if saved.steps_of("acknowledged") != [4, 4]:
         return  # it saves no step a second time
-    control = subject.resume()
-    if oracle.step_of(control) != 4:  # noqa: PLR2004  the step that was saved twice
-        about = discovery.test_the_last_save_of_a_step_is_served
-        raise controls.blame(subject, subject.tell(control), about)
-    _compare(subject, {4: whole(control.of(RunResult).states[4])})
+    _compare(subject, _as_original(subject))
 
 
 def _save_again_after_a_restart(subject: Subject) -> None:
@@ -273,11 +272,16 @@ def _save_again_after_a_restart(subject: Subject) -> None:
     saved = prompt(subject, Load(), Perturb(), Save(step=4), Close())
     if saved.steps_of("acknowledged") != [4]:
         return  # it saves no step a second time
+    _compare(subject, _as_original(subject))
+
+
+def _as_original(subject: Subject) -> dict[int, Leaves]:
+    """Return what the original loads: step 4, as it was saved last."""
     control = subject.resume()
-    if oracle.step_of(control) != 4:  # noqa: PLR2004  the step that was saved twice
+    if oracle.step_of(control) != 4:  # noqa: PLR2004  the step that was saved last
         about = discovery.test_the_last_save_of_a_step_is_served
         raise controls.blame(subject, subject.tell(control), about)
-    _compare(subject, {4: whole(control.of(RunResult).states[4])})
+    return {4: whole(control.of(RunResult).states[4])}
 
 
 def _compare(subject: Subject, legal: Mapping[int, Leaves]) -> None:
