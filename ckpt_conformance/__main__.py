@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-ON_DISK = ("fsck", "corrupt", "diff")
+ON_DISK = ("fsck", "corrupt", "drill", "diff")
 INTERRUPTED = 130  # as `cli.stopping` has it, which may not be imported yet
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance.cli import certify, explorations, fsck, fsck_results, generated, mutants
+from ckpt_conformance.cli import certify, explorations, generated, mutants
+from ckpt_conformance.cli.disk import fsck
+from ckpt_conformance.cli.disk import results as fsck_results
 from ckpt_conformance.cli.sessions import session_of
 from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract.requests import RequestError

@@ -21,14 +21,13 @@ try:
     from ckpt_conformance.cli import (
         certify,
         combine,
-        diff,
         explore,
-        fsck,
         listing,
         mutants,
         running,
         write,
     )
+    from ckpt_conformance.cli.disk import diff, drills, fsck
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("ckpt_conformance"):
         raise
@@ -63,7 +62,7 @@ def top(
         raise typer.Exit
 
 
-for command in (certify, write, mutants, combine, listing, explore, fsck, diff):
+for command in (certify, write, mutants, combine, listing, explore, fsck, drills, diff):
     command.register(app)
 
 

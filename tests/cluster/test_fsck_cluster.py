@@ -20,7 +20,7 @@ import torch
 from fsck_runs import Finished, flip, large, run
 from stopped import PATIENCE, Place, place, wait
 
-from ckpt_conformance.cli import fsck_plan
+from ckpt_conformance.cli.disk import plan as fsck_plan
 from ckpt_conformance.cli.remote import fsck as remote_fsck
 from ckpt_conformance.cli.remote import fsck_client
 from ckpt_conformance.cli.remote.fsck import Facts, JobItem

@@ -19,7 +19,8 @@ from fsck_runs import Finished, flip, large, run
 from test_cli_fsck import cli
 from url_stores import Watched, upload
 
-from ckpt_conformance.cli import fsck_plan, fsck_results
+from ckpt_conformance.cli.disk import plan as fsck_plan
+from ckpt_conformance.cli.disk import results as fsck_results
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.judge import judging
 from ckpt_conformance.fsck.judge.examine import Checkpoints
@@ -313,7 +314,7 @@ def test_a_reader_of_the_file_sees_results_as_they_come(run: Path, tmp_path: Pat
     file = tmp_path / "results.jsonl"
     code = (
         "import os, signal, sys\n"
-        "from ckpt_conformance.cli import fsck_results\n"
+        "from ckpt_conformance.cli.disk import results as fsck_results\n"
         "take, left, kill = fsck_results.Taker.take, [4], getattr(signal, sys.argv.pop())\n"
         "def count(*given):\n"
         "    take(*given)\n"

@@ -15,7 +15,8 @@ from pathlib import Path
 import fsspec
 from url_stores import Synthetic
 
-from ckpt_conformance.cli import fsck_plan, fsck_results
+from ckpt_conformance.cli.disk import plan as fsck_plan
+from ckpt_conformance.cli.disk import results as fsck_results
 from ckpt_conformance.fsck.judge import judging
 from ckpt_conformance.fsck.judge.judge import Options
 from ckpt_conformance.fsck.source import remote

@@ -29,8 +29,8 @@ from ckpt_conformance.report import fsck_lines, terminal
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from ckpt_conformance.cli.fsck_plan import Jobs
-    from ckpt_conformance.cli.fsck_results import Taker
+    from ckpt_conformance.cli.disk.plan import Jobs
+    from ckpt_conformance.cli.disk.results import Taker
     from ckpt_conformance.cluster.client import Cluster, Result
     from ckpt_conformance.cluster.dealer import Group
     from ckpt_conformance.cluster.place import Place

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
-    from ckpt_conformance.cli.fsck_plan import Jobs, Listed
+    from ckpt_conformance.cli.disk.plan import Jobs, Listed
     from ckpt_conformance.fsck.judge.judging import Age, Job, Judgement
     from ckpt_conformance.fsck.judge.siblings import Kin
     from ckpt_conformance.fsck.judge.stored import Result
@@ -246,7 +246,7 @@ class _Part:
 
 def _read_part(path: Path) -> _Part:
     """Read what a file is part of, and whether all its results are there; raises LinesError."""
-    from ckpt_conformance.cli.fsck_plan import Listed
+    from ckpt_conformance.cli.disk.plan import Listed
 
     others: list[lines.AnyLine] = []
     results = 0

@@ -1,21 +1,20 @@
-"""The commands `fsck` and `corrupt`: judge a checkpoint on disk, and damage a copy of one."""
+"""The command `fsck`: judge checkpoints on disk."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import random
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ckpt_conformance.cli import progress as cli_progress
 from ckpt_conformance.cli import stopping
-from ckpt_conformance.cli.fsck_options import (
+from ckpt_conformance.cli.disk.options import (
     AllowCode,
     AllowName,
     AsJson,
@@ -45,14 +44,13 @@ from ckpt_conformance.cli.options import (
 )
 from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
-from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.report import terminal
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from ckpt_conformance.cli.fsck_plan import Jobs
-    from ckpt_conformance.cli.fsck_results import Taker
+    from ckpt_conformance.cli.disk.plan import Jobs
+    from ckpt_conformance.cli.disk.results import Taker
     from ckpt_conformance.cli.stopping import Bound
     from ckpt_conformance.cluster.client import Cluster
     from ckpt_conformance.cluster.place import Place
@@ -224,12 +222,12 @@ def _judge_newest(
 
 def _write_plan(path: places.Where, asked: Asked) -> int:
     """Write a plan and judge nothing."""
-    from ckpt_conformance.cli import fsck_plan
+    from ckpt_conformance.cli.disk import plan as plans
 
     asked.refuse("--write-plan", "lists and judges nothing", "--write-plan")
     file = asked.write_plan or Path()
     with Progress("fsck") as progress:
-        listed = fsck_plan.write(file, path, progress.listed)
+        listed = plans.write(file, path, progress.listed)
     terminal.say(f"{file}: {listed}")
     terminal.say("each shard: the same command with --plan FILE --shard K/N --results FILE")
     return WHOLE
@@ -237,7 +235,8 @@ def _write_plan(path: places.Where, asked: Asked) -> int:
 
 def _judge_all(path: places.Where, options: Options, asked: Asked, *, as_json: bool) -> int:
     """Judge a part of what is there, or all of it; return the exit status."""
-    from ckpt_conformance.cli import fsck_plan, fsck_results
+    from ckpt_conformance.cli.disk import plan as plans
+    from ckpt_conformance.cli.disk import results
     from ckpt_conformance.fsck.judge import trackers
     from ckpt_conformance.fsck.judge.judge import Judged
 
@@ -245,17 +244,17 @@ def _judge_all(path: places.Where, options: Options, asked: Asked, *, as_json: b
         with Progress("fsck") as progress:
             progress.bound = asked.bound
             if asked.plan:
-                plan = files.enter_context(fsck_plan.opened(asked.plan, path))
+                plan = files.enter_context(plans.opened(asked.plan, path))
             else:
                 is_weighed = asked.is_shared
-                listing = fsck_plan.made(path, is_weighed=is_weighed, tell=progress.listed)
+                listing = plans.made(path, is_weighed=is_weighed, tell=progress.listed)
                 plan = files.enter_context(listing)
             part = plan.jobs(options, asked.shard, is_cut=asked.is_shared)
-            taker = fsck_results.Taker(files.enter_context(fsck_results.spool()))
+            taker = results.Taker(files.enter_context(results.spool()))
             cluster = files.enter_context(_connected(asked, path, part, progress))
             with _writer(asked.results) as taker.writer:
                 if taker.writer:
-                    fsck_results.begin(taker.writer, options, part, asked.shard)
+                    results.begin(taker.writer, options, part, asked.shard)
                 if cluster:
                     _run_on(cluster, path, part, taker, progress)
                 else:
@@ -357,10 +356,10 @@ def deliver(judged: Judged, *, as_json: bool) -> int:
 
 def combine(paths: Sequence[Path], *, as_json: bool) -> int:
     """Print one report of the results of all shards; return the exit status."""
-    from ckpt_conformance.cli import fsck_results
+    from ckpt_conformance.cli.disk import results
 
     with contextlib.ExitStack() as files:
-        judged = fsck_results.combined(paths, files)
+        judged = results.combined(paths, files)
         status = deliver(judged, as_json=as_json)
     if judged.missing:
         terminal.say(
@@ -434,62 +433,6 @@ def _status(judged: Judged) -> int:
     return UNDECIDED if judged.state is State.UNKNOWN else DAMAGED
 
 
-def corrupt(  # noqa: PLR0913  one parameter for each option
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to copy.")],
-    *,
-    fault: Annotated[str, typer.Option(metavar="NAME", help="A fault at rest.")],
-    out: Annotated[Path, typer.Option(metavar="COPY", help="Where the damaged copy goes.")],
-    file: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The file to damage, relative to DIR.")
-    ] = None,
-    seed: Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-) -> None:
-    """Damage a copy of a checkpoint, for drills; DIR stays as it is."""
-    from ckpt_conformance.fault_injectors import drills
-
-    if fault not in drills.FAULTS:
-        hint = requests.nearest(fault, drills.FAULTS)
-        known = ", ".join(drills.FAULTS)
-        raise requests.RequestError(f"unknown fault {fault!r}; {hint}faults at rest: {known}")
-    _check_request(path, out, file)
-    rng = random.Random(seed)  # noqa: S311  a drill
-    try:
-        with drills.copied(path, out) as copy:
-            damage = drills.damage(copy, fault, rng, file)
-    except (Unknown, ValueError, OSError) as error:  # shutil.Error is an OSError
-        raise requests.RequestError(f"{path} cannot be damaged by {fault}: {error}") from error
-    if as_json:
-        typer.echo(json.dumps(damage.to_json() | {"seed": seed, "copy": str(out)}, indent=2))
-        return
-    from ckpt_conformance.report.fsck_lines import one_line
-
-    at = "" if damage.offset is None else f" at byte {damage.offset}"
-    what = f"{damage.fault} in {damage.file}{at}: {damage.detail or damage.after}"
-    terminal.say(one_line(f"{out}: {what}"))
-
-
-def _check_request(path: Path, out: Path, file: str | None) -> None:
-    """Refuse what cannot be done, before anything is copied."""
-    from ckpt_conformance.fault_injectors import drills
-
-    if not path.is_dir():
-        raise requests.RequestError(
-            f"{path} is no folder; give the folder that holds the checkpoint"
-        )
-    if out.exists() or out.is_symlink():
-        raise requests.RequestError(f"{out} exists; name a folder that does not")
-    if drills.draft_of(out).exists():
-        left = f"{drills.draft_of(out)} is there, which a `corrupt` that was killed has left"
-        raise requests.RequestError(f"{left}: remove it, or name another folder")
-    if out.resolve().is_relative_to(path.resolve()):
-        raise requests.RequestError(f"{out} is inside of {path}; name a folder beside it")
-    inside = file is None or (path / file).resolve().is_relative_to(path.resolve())
-    if not inside:
-        raise requests.RequestError(f"{file} leads out of {path}; name a file inside of it")
-
-
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
+    """Add the command to the command line."""
     app.command()(fsck)
-    app.command()(corrupt)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import typer
 
-from ckpt_conformance.cli import diff, fsck, running
+from ckpt_conformance.cli import running
+from ckpt_conformance.cli.disk import diff, drills, fsck
 from ckpt_conformance.contract import requests
 
 app = typer.Typer(name="ckpt-conformance", add_completion=False, pretty_exceptions_enable=False)
-fsck.register(app)
-diff.register(app)
+for command in (fsck, drills, diff):
+    command.register(app)
 
 
 def main() -> None:

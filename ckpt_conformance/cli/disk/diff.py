@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpt_conformance.cli import stopping
-from ckpt_conformance.cli.fsck import (
+from ckpt_conformance.cli.disk.fsck import (
     Progress,
     threads,
     trust_of,
 )
-from ckpt_conformance.cli.fsck_options import AllowCode, AllowName
+from ckpt_conformance.cli.disk.options import AllowCode, AllowName
 from ckpt_conformance.cli.options import Names, Threads, Timeout
 from ckpt_conformance.contract import requests
 from ckpt_conformance.report import terminal
