@@ -1,6 +1,6 @@
 """Make the checkpoints of other libraries that the tests of fsck judge, as those write them.
 
-    python tests/golden/make_fsck.py accelerate|transformers|lightning|deepspeed
+    python tests/golden/make_fsck.py accelerate|transformers|lightning|deepspeed|orbax|torchsnapshot
 
 Each is written by its library, in an environment that has it: never by hand. The folder says the
 versions. What exists is not made anew; remove it first. Paths in it are those of a folder of its
@@ -120,7 +120,51 @@ def deepspeed() -> None:
         engine.save_checkpoint(f"stage{stage}", tag="global_step1")
 
 
-WRITERS = {one.__name__: one for one in (accelerate, transformers, lightning, deepspeed)}
+def orbax() -> None:
+    """Save steps with a manager, and trees in each of the formats of TensorStore."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import orbax.checkpoint as ocp
+    import tensorstore
+
+    here, numbers = Path.cwd(), np.random.default_rng(0)
+    weight = jnp.asarray(numbers.normal(size=(24, 16)))
+    moment = numbers.normal(size=(30, 20)).astype(np.float32)
+    tree = {"params": {"w": weight, "b": jnp.ones(16, jnp.bfloat16)}, "moment": moment, "step": 3}
+    with ocp.CheckpointManager(here / "manager") as manager:
+        for step in (1, 10):
+            named = {"state": ocp.args.StandardSave(tree), "extra": ocp.args.JsonSave({"a": 1})}
+            manager.save(step, args=ocp.args.Composite(**named))
+        manager.wait_until_finished()
+    tree["name"] = "text"
+    for name, options in {
+        "zarr2": {"use_ocdbt": False, "use_zarr3": False},
+        "zarr3": {"use_ocdbt": False, "use_zarr3": True},
+        "ocdbt3": {"use_ocdbt": True, "use_zarr3": True},
+    }.items():
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options)) as checkpointer:
+            how = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=512), tree)
+            checkpointer.save(here / name, args=ocp.args.PyTreeSave(tree, save_args=how))
+    deep = {"driver": "ocdbt", "base": f"file://{here}/deep/"}  # a tree of several levels
+    deep["config"] = {"max_decoded_node_bytes": 400, "max_inline_value_bytes": 0}
+    made = tensorstore.open(
+        {
+            "driver": "zarr",
+            "kvstore": {**deep, "path": "a/"},
+            "metadata": {"compressor": {"id": "zstd"}},
+        },
+        create=True,
+        dtype=tensorstore.int32,
+        shape=[4, 100],
+        chunk_layout=tensorstore.ChunkLayout(chunk_shape=[1, 5]),
+    ).result()
+    made.write(np.arange(400, dtype=np.int32).reshape(4, 100) + 1).result()
+
+
+WRITERS = {one.__name__: one for one in (accelerate, transformers, lightning, deepspeed, orbax)}
+PACKAGES = {"orbax": "orbax-checkpoint"}
 
 
 def main(name: str) -> None:
@@ -146,7 +190,7 @@ def main(name: str) -> None:
         if any(ended):
             sys.exit(f"{name} failed")
         shutil.copytree(run, target, ignore=shutil.ignore_patterns("*.py"))  # theirs, no data
-    versions = {one: importlib.metadata.version(one) for one in (name, "torch")}
+    versions = {one: importlib.metadata.version(PACKAGES.get(one, one)) for one in (name, "torch")}
     about = {"library": name, "ranks": ranks, "versions": versions}
     (FOLDER / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
 

@@ -10,6 +10,7 @@ from ckpt_conformance.fsck.judge import parts
 from ckpt_conformance.fsck.judge.expected import judge_layout
 from ckpt_conformance.fsck.judge.hf_shards import shards_part
 from ckpt_conformance.fsck.judge.megatron import judge_megatron
+from ckpt_conformance.fsck.judge.orbax import orbax_part
 from ckpt_conformance.fsck.judge.parts import Context
 from ckpt_conformance.fsck.layouts import layouts, listing, names
 from ckpt_conformance.fsck.layouts.layouts import Format
@@ -117,17 +118,28 @@ _OF_ONE_FILE = {
 }
 """What judges a file that leaves no work."""
 
+_OF_FOLDER = {
+    Format.DCP: parts.dcp_part,
+    Format.HF_SHARDS: shards_part,
+}
+"""What judges a folder."""
+
+_WITH_FILES = {
+    Format.ORBAX: orbax_part,
+}
+"""What judges a folder and all that is below it, by the names of the files."""
+
 
 def _part(context: Context, candidate: Candidate, part: Part) -> list[Work]:
     """Judge one part."""
     base, name = part.base, part.base + part.name
+    if part.form in _OF_FOLDER:
+        return _OF_FOLDER[part.form](context, base)
+    if part.form in _WITH_FILES:
+        return _WITH_FILES[part.form](context, base, candidate.files)
     match part.form:
         case Format.REFERENCE:
             return parts.reference_part(context, base, part.name, candidate)
-        case Format.DCP:
-            return parts.dcp_part(context, base)
-        case Format.HF_SHARDS:
-            return shards_part(context, base)
         case Format.INDEX:
             return parts.index_part(context, base, part.name)
         case Format.TORCH:

@@ -17,7 +17,15 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.formats import any_file, dcp, hf_shards, manifest, manifest_v2, zips
+from ckpt_conformance.fsck.formats import (
+    any_file,
+    dcp,
+    hf_shards,
+    manifest,
+    manifest_v2,
+    orbax,
+    zips,
+)
 from ckpt_conformance.fsck.formats.safetensors_file import read_index
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -27,7 +35,7 @@ from ckpt_conformance.fsck.source.source import EntryKind, Unreachable, in_threa
 from ckpt_conformance.fsck.source.untrusted import MOST_JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.source import Folder
@@ -39,7 +47,8 @@ _MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th")
 _INDEX = (".safetensors.index.json", ".bin.index.json")
 _BY_NAME = (".safetensors", ".json", *_TORCH)
 _LEFTOVER = re.compile(
-    r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$)"
+    r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$|"
+    r"\.orbax-checkpoint-tmp)"
 )
 _SHARD = re.compile(
     r"(?:^|[._-])(?:rank|shard|part|mp|tp|pp|dp|ep|cp|world_size)[_-]?\d+|\d+[_-]of[_-]\d+"
@@ -54,6 +63,8 @@ OF_A_STEP = re.compile(
     r"^(?:global_?steps?|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"\d{1,18}")
+_STEP_NAME = re.compile(r"(.*?)\d{1,18}")
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
@@ -72,6 +83,7 @@ class Format(StrEnum):
     INDEX = "index"  # of Hugging Face, with the files that it names
     DCP = "dcp"
     REFERENCE = "reference"
+    ORBAX = "orbax"  # a step, or an item of one, with all that is below it
     JSON = "json"
     LINK = "link"  # a step that lies elsewhere, or nowhere
     UNREFERENCED = "unreferenced"  # a file in a folder of DCP that nothing refers to
@@ -185,8 +197,15 @@ def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> boo
     holds_steps = any(not (is_signed and written.is_sharded(name)) for name in steps)
     if is_by_names(names):
         return True
+    if _NUMBER.fullmatch(_name(folder, base)) and _holds_items(folder, base, inner):
+        return True
     looks_so = is_signed or OF_A_STEP.match(_name(folder, base)) or _is_split(folder, base, inner)
     return bool(looks_so) and not holds_steps
+
+
+def _holds_items(folder: Folder, base: str, inner: Iterable[str]) -> bool:
+    """Return whether items of Orbax are in a folder: older releases wrote nothing beside them."""
+    return any(orbax.TREE in folder.listing(base + name) for name in inner)
 
 
 def hides_a_step(folder: Folder, base: str, name: str) -> bool:
@@ -208,7 +227,8 @@ def _hides_a_folder(folder: Folder, name: str) -> bool:
 
 def is_by_names(names: Iterable[str]) -> bool:
     """Return whether a folder is one checkpoint by the names in it."""
-    return any(
+    names = list(names)
+    return orbax.is_checkpoint(names) or any(
         name in _SIGNATURES
         or name.endswith(_INDEX)
         or dcp.is_file(name)
@@ -237,9 +257,21 @@ def _is_leftover_path(path: str) -> bool:
     return any(map(is_leftover, path.split("/")))
 
 
+def is_orbax(name: str) -> bool:
+    """Return whether a file of a checkpoint's folder is one by which Orbax is known."""
+    return orbax.is_checkpoint((name.rpartition("/")[2],))
+
+
+def head_of_step(name: str) -> str | None:
+    """Return what stands before the number of a step in the name of a folder; None for none."""
+    match = _STEP_NAME.fullmatch(name)
+    return match[1] if match else None
+
+
 def is_data(name: str) -> bool:
     """Return whether a file of a checkpoint's folder is certainly judged, by its name."""
-    return name.endswith((*_BY_NAME, ".metadata", ".distcp")) or _is_torch(name)
+    is_by_name = name.endswith((*_BY_NAME, ".metadata", ".distcp"))
+    return is_by_name or is_orbax(name) or _is_torch(name)
 
 
 def may_be_data(name: str) -> bool:
@@ -282,11 +314,33 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = 8) -
             candidate.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
     by_library = bool(_library(candidate))
+    for at in orbax_roots(sub):
+        candidate.parts.append(Part(Format.ORBAX, at, orbax.STEP))
+        sub = {name: own for name, own in sub.items() if not name.startswith(at)}
     for at, names in sorted(sub.items()):
         candidate.parts += _parts(inner, at, names, by_library=by_library)
     candidate.layout = layout_name(candidate)
     if _is_judged(inner, candidate.parts):
         overview.candidates.append(candidate)
+
+
+def orbax_roots(sub: Mapping[str, Collection[str]]) -> list[str]:
+    """Return the topmost folders that Orbax wrote, of folders with the names in each."""
+    roots: list[str] = []
+    for at in sorted(at for at, names in sub.items() if orbax.is_checkpoint(names)):
+        if not roots or not at.startswith(roots[-1]):
+            roots.append(at)
+    return roots
+
+
+def take_uncommitted(folder: Folder, base: str, overview: Overview) -> None:
+    """Take a folder in which Orbax should have saved a step, and did not."""
+    inner = folder.inner(base)
+    root = inner.root
+    parts = [Part(Format.ORBAX, "", orbax.STEP)]
+    candidate = Candidate(root, root, "orbax", step_of(root.resolve().name), parts)
+    candidate.files = [name for name, kind in inner.walk() if kind is not EntryKind.FOLDER]
+    overview.candidates.append(candidate)
 
 
 def _is_judged(folder: Folder, parts: Sequence[Part]) -> bool:
@@ -445,6 +499,7 @@ def layout_name(candidate: Candidate) -> str:
 
 _LAYOUTS_OF_FORMATS = {
     Format.REFERENCE: "reference-dcp",
+    Format.ORBAX: "orbax",
     Format.DCP: "dcp",
     Format.INDEX: "hf-index",
     Format.HF_SHARDS: "hf-shards",

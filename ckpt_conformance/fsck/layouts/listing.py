@@ -39,6 +39,7 @@ class Sort(StrEnum):
     PER_RANK = "per-rank"  # those of a step of the reference manager
     LINK = "link"  # a step that lies elsewhere, or nowhere
     FILE = "file"  # the file that the user named
+    UNCOMMITTED = "uncommitted"  # a folder among steps of Orbax, in which nothing was saved
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Found:
     @property
     def name(self) -> str:
         """Its name below the place that was listed, for people and as its id."""
-        if self.sort is Sort.FOLDER:
+        if self.sort in (Sort.FOLDER, Sort.UNCOMMITTED):
             return self.base.rstrip("/") or "."
         return self.base + self.names[0]
 
@@ -119,6 +120,7 @@ class Listing:
         self._folder = folder_at(path)
         self._is_weighed = is_weighed
         self._sure = 0
+        self._of_orbax: set[str] = set()  # folders of steps that were just found
         self._unsure: list[Found] = []  # since the last sure one
 
     def __iter__(self) -> Iterator[Found]:
@@ -136,14 +138,31 @@ class Listing:
         before = self._sure, len(self._unsure)
         yield from self._linked_steps(base, entries)
         if level < layouts.MOST_LEVELS:
-            for at, name in enumerate(inner):
-                if at % _AT_ONCE == 0:
-                    self._folder.prefetch([base + one for one in inner[at : at + _AT_ONCE]])
-                yield from self._look(f"{base}{name}/", level + 1)
+            yield from self._inner(base, inner, level)
         if is_signed:
             yield from self._take(self._whole(base, depth=1))
             return
         yield from self._flat(base, entries, links, before)
+
+    def _inner(self, base: str, inner: Sequence[str], level: int) -> Iterator[Found]:
+        """Look into the folders of a run; among steps of Orbax one without a save is a finding."""
+        barren: list[str] = []
+        heads: set[str | None] = set()
+        for at, name in enumerate(inner):
+            if at % _AT_ONCE == 0:
+                self._folder.prefetch([base + one for one in inner[at : at + _AT_ONCE]])
+            before = self._sure
+            yield from self._look(own := f"{base}{name}/", level + 1)
+            if self._sure == before:
+                barren.append(name)
+            if own in self._of_orbax:
+                self._of_orbax.remove(own)
+                heads.add(layouts.head_of_step(name))
+        for name in barren:
+            if layouts.head_of_step(name) in heads - {None}:
+                step, own = layouts.step_of(name), f"{base}{name}/"
+                time = _changed(self._folder.inner(own).root)
+                yield from self._take(Found(Sort.UNCOMMITTED, own, step=step, changed=time))
 
     def _entries(self, base: str) -> tuple[dict[str, EntryKind], dict[str, str]]:
         """List a folder: the kind of each name, less leftovers; and its links that lead out."""
@@ -196,6 +215,8 @@ class Listing:
                 names.append(name)
         if not (is_sure or may_be):
             return None
+        if any(map(layouts.is_orbax, names)):
+            self._of_orbax.add(base)
         return Found(
             Sort.FOLDER,
             base,
@@ -294,6 +315,8 @@ def resolved(folder: Folder, found: Found) -> Overview:
     match found.sort:
         case Sort.FOLDER:
             layouts.take_folder(folder, found.base, overview, found.depth)
+        case Sort.UNCOMMITTED:
+            layouts.take_uncommitted(folder, found.base, overview)
         case Sort.FILES:
             layouts.take_loose(folder, found.base, found.names, found.step, overview)
         case Sort.PER_RANK:
