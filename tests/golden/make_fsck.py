@@ -163,7 +163,29 @@ def orbax() -> None:
     made.write(np.arange(400, dtype=np.int32).reshape(4, 100) + 1).result()
 
 
-WRITERS = {one.__name__: one for one in (accelerate, transformers, lightning, deepspeed, orbax)}
+def torchsnapshot() -> None:
+    """Save two steps, and tensors in parts; small ones are put together in a file."""
+    from torchsnapshot import Snapshot, StateDict, knobs
+
+    model = layer()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    extra = StateDict(step=5, rate=0.5, name="a/b", flag=True, raw=b"xx", nothing=None)
+    extra["a/b%"] = torch.zeros(3, dtype=torch.complex64)
+    for step in (1, 2):
+        Snapshot.take(f"step_{step}", {"model": model, "optim": optimizer, "extra": extra})
+    with (
+        knobs.override_max_chunk_size_bytes(500),
+        knobs.override_is_batching_disabled(disabled=True),
+    ):
+        Snapshot.take("parts", {"extra": StateDict(w=torch.arange(400.0).reshape(100, 4))})
+
+
+WRITERS = {
+    one.__name__: one
+    for one in (accelerate, transformers, lightning, deepspeed, orbax, torchsnapshot)
+}
 PACKAGES = {"orbax": "orbax-checkpoint"}
 
 

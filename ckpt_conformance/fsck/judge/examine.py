@@ -12,6 +12,7 @@ from ckpt_conformance.fsck.judge.hf_shards import shards_part
 from ckpt_conformance.fsck.judge.megatron import judge_megatron
 from ckpt_conformance.fsck.judge.orbax import orbax_part
 from ckpt_conformance.fsck.judge.parts import Context
+from ckpt_conformance.fsck.judge.torchsnapshot import snapshot_part
 from ckpt_conformance.fsck.layouts import layouts, listing, names
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, Report
@@ -126,6 +127,7 @@ _OF_FOLDER = {
 
 _WITH_FILES = {
     Format.ORBAX: orbax_part,
+    Format.SNAPSHOT: snapshot_part,
 }
 """What judges a folder and all that is below it, by the names of the files."""
 

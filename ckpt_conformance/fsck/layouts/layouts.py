@@ -24,6 +24,7 @@ from ckpt_conformance.fsck.formats import (
     manifest,
     manifest_v2,
     orbax,
+    torchsnapshot,
     zips,
 )
 from ckpt_conformance.fsck.formats.safetensors_file import read_index
@@ -64,6 +65,8 @@ OF_A_STEP = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d{1,18}")
+_BATCHES = "batched"  # the folder in which torchsnapshot puts small tensors together
+_BATCHED = re.compile(rf"{_BATCHES}/[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
 _STEP_NAME = re.compile(r"(.*?)\d{1,18}")
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt")
@@ -84,6 +87,7 @@ class Format(StrEnum):
     DCP = "dcp"
     REFERENCE = "reference"
     ORBAX = "orbax"  # a step, or an item of one, with all that is below it
+    SNAPSHOT = "torchsnapshot"  # with all that is below it
     JSON = "json"
     LINK = "link"  # a step that lies elsewhere, or nowhere
     UNREFERENCED = "unreferenced"  # a file in a folder of DCP that nothing refers to
@@ -199,8 +203,15 @@ def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> boo
         return True
     if _NUMBER.fullmatch(_name(folder, base)) and _holds_items(folder, base, inner):
         return True
+    if _BATCHES in inner and any(map(_is_batched, _below(folder, base, _BATCHES))):
+        return True
     looks_so = is_signed or OF_A_STEP.match(_name(folder, base)) or _is_split(folder, base, inner)
     return bool(looks_so) and not holds_steps
+
+
+def _below(folder: Folder, base: str, name: str) -> Iterator[str]:
+    """Yield the names in a folder inside of another, relative to that one."""
+    return (f"{name}/{one}" for one in folder.listing(base + name))
 
 
 def _holds_items(folder: Folder, base: str, inner: Iterable[str]) -> bool:
@@ -228,7 +239,7 @@ def _hides_a_folder(folder: Folder, name: str) -> bool:
 def is_by_names(names: Iterable[str]) -> bool:
     """Return whether a folder is one checkpoint by the names in it."""
     names = list(names)
-    return orbax.is_checkpoint(names) or any(
+    return signed_form(names) is not None or any(
         name in _SIGNATURES
         or name.endswith(_INDEX)
         or dcp.is_file(name)
@@ -257,9 +268,9 @@ def _is_leftover_path(path: str) -> bool:
     return any(map(is_leftover, path.split("/")))
 
 
-def is_orbax(name: str) -> bool:
-    """Return whether a file of a checkpoint's folder is one by which Orbax is known."""
-    return orbax.is_checkpoint((name.rpartition("/")[2],))
+def form_by_name(name: str) -> Format | None:
+    """Return the format that takes all of a folder, by a file of it."""
+    return Format.SNAPSHOT if _is_batched(name) else signed_form((name.rpartition("/")[2],))
 
 
 def head_of_step(name: str) -> str | None:
@@ -271,7 +282,7 @@ def head_of_step(name: str) -> str | None:
 def is_data(name: str) -> bool:
     """Return whether a file of a checkpoint's folder is certainly judged, by its name."""
     is_by_name = name.endswith((*_BY_NAME, ".metadata", ".distcp"))
-    return is_by_name or is_orbax(name) or _is_torch(name)
+    return is_by_name or form_by_name(name) is not None or _is_torch(name)
 
 
 def may_be_data(name: str) -> bool:
@@ -314,8 +325,8 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = 8) -
             candidate.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
     by_library = bool(_library(candidate))
-    for at in orbax_roots(sub):
-        candidate.parts.append(Part(Format.ORBAX, at, orbax.STEP))
+    for at, form in signed_roots(sub):
+        candidate.parts.append(Part(form, at, SIGNS[form]))
         sub = {name: own for name, own in sub.items() if not name.startswith(at)}
     for at, names in sorted(sub.items()):
         candidate.parts += _parts(inner, at, names, by_library=by_library)
@@ -324,21 +335,39 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = 8) -
         overview.candidates.append(candidate)
 
 
-def orbax_roots(sub: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the topmost folders that Orbax wrote, of folders with the names in each."""
-    roots: list[str] = []
-    for at in sorted(at for at, names in sub.items() if orbax.is_checkpoint(names)):
-        if not roots or not at.startswith(roots[-1]):
-            roots.append(at)
-    return roots
+SIGNS = {Format.ORBAX: orbax.STEP, Format.SNAPSHOT: torchsnapshot.METADATA}
+"""Of each format that takes all that is below a folder: the file by which it is known."""
 
 
-def take_uncommitted(folder: Folder, base: str, overview: Overview) -> None:
-    """Take a folder in which Orbax should have saved a step, and did not."""
+def signed_roots(sub: Mapping[str, Collection[str]]) -> list[tuple[str, Format]]:
+    """Return the topmost folders that one library wrote, of folders with the names in each."""
+    roots: list[tuple[str, Format]] = []
+    for at in sorted(sub):
+        form = signed_form(sub[at])
+        if form and not (roots and at.startswith(roots[-1][0])):
+            roots.append((at, form))
+    names = (at + name for at, own in sub.items() for name in own)
+    return roots or ([("", Format.SNAPSHOT)] if any(map(_is_batched, names)) else [])
+
+
+def signed_form(names: Collection[str]) -> Format | None:
+    """Return the format of a folder that takes all that is below it, by the names in it."""
+    if torchsnapshot.METADATA in names:
+        return Format.SNAPSHOT
+    return Format.ORBAX if orbax.is_checkpoint(names) else None
+
+
+def _is_batched(name: str) -> bool:
+    """Return whether a file is one that only torchsnapshot writes, with or without metadata."""
+    return _BATCHED.fullmatch(name) is not None
+
+
+def take_uncommitted(folder: Folder, base: str, form: Format, overview: Overview) -> None:
+    """Take a folder in which a library should have saved a step, and did not."""
     inner = folder.inner(base)
     root = inner.root
-    parts = [Part(Format.ORBAX, "", orbax.STEP)]
-    candidate = Candidate(root, root, "orbax", step_of(root.resolve().name), parts)
+    parts = [Part(form, "", SIGNS[form])]
+    candidate = Candidate(root, root, str(form), step_of(root.resolve().name), parts)
     candidate.files = [name for name, kind in inner.walk() if kind is not EntryKind.FOLDER]
     overview.candidates.append(candidate)
 
@@ -500,6 +529,7 @@ def layout_name(candidate: Candidate) -> str:
 _LAYOUTS_OF_FORMATS = {
     Format.REFERENCE: "reference-dcp",
     Format.ORBAX: "orbax",
+    Format.SNAPSHOT: "torchsnapshot",
     Format.DCP: "dcp",
     Format.INDEX: "hf-index",
     Format.HF_SHARDS: "hf-shards",
