@@ -1,6 +1,8 @@
 """Make the checkpoints of other libraries that the tests of fsck judge, as those write them.
 
-    python tests/golden/make_fsck.py accelerate|transformers|lightning|deepspeed|orbax|torchsnapshot
+    python tests/golden/make_fsck.py NAME
+
+NAME is accelerate, transformers, lightning, deepspeed, orbax, torchsnapshot, or foreign.
 
 Each is written by its library, in an environment that has it: never by hand. The folder says the
 versions. What exists is not made anew; remove it first. Paths in it are those of a folder of its
@@ -182,11 +184,50 @@ def torchsnapshot() -> None:
         Snapshot.take("parts", {"extra": StateDict(w=torch.arange(400.0).reshape(100, 4))})
 
 
+def foreign() -> None:
+    """Save some numbers in formats of others, each by its own library."""
+    import flax.serialization
+    import gguf
+    import h5py
+    import numpy as np
+    import onnx
+    from onnx import helper, numpy_helper
+
+    numbers = np.arange(256, dtype=np.float32).reshape(4, 64)
+    for name, version in (("model.h5", None), ("latest.hdf5", "latest")):
+        with h5py.File(name, "w", libver=version) as file:
+            file["a"] = file["b/c"] = numbers
+    writer = gguf.GGUFWriter("model.gguf", "llama")
+    writer.add_array("tokens", ["a", "bc"])
+    writer.add_tensor("w", numbers)
+    packed = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor("q", gguf.quants.quantize(numbers, packed), raw_dtype=packed)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    np.savez("state.npz", a=numbers, b=np.int64(3), c=np.array(["x", "yy"]))
+    np.savez_compressed("packed.npz", a=numbers, z=np.zeros(0))
+    sides = [
+        helper.make_tensor_value_info(one, onnx.TensorProto.FLOAT, [4, 64]) for one in ("x", "y")
+    ]
+    node, held = helper.make_node("Add", ["x", "w"], ["y"]), numpy_helper.from_array(numbers, "w")
+    model = helper.make_model(helper.make_graph([node], "g", sides[:1], sides[1:], [held]))
+    onnx.save(model, "model.onnx")
+    apart = {"save_as_external_data": True, "location": "apart.data", "size_threshold": 0}
+    onnx.save(model, "apart.onnx", **apart)
+    state = {"p": {"w": numbers, "b": np.ones(3, np.float16)}, "step": 5, "rate": 1.5, "n": None}
+    Path("flax_model.msgpack").write_bytes(flax.serialization.msgpack_serialize(state))
+
+
 WRITERS = {
     one.__name__: one
-    for one in (accelerate, transformers, lightning, deepspeed, orbax, torchsnapshot)
+    for one in (accelerate, transformers, lightning, deepspeed, orbax, torchsnapshot, foreign)
 }
-PACKAGES = {"orbax": "orbax-checkpoint"}
+PACKAGES = {
+    "orbax": ("orbax-checkpoint", "tensorstore"),
+    "foreign": ("flax", "gguf", "h5py", "numpy", "onnx"),
+}
 
 
 def main(name: str) -> None:
@@ -212,7 +253,8 @@ def main(name: str) -> None:
         if any(ended):
             sys.exit(f"{name} failed")
         shutil.copytree(run, target, ignore=shutil.ignore_patterns("*.py"))  # theirs, no data
-    versions = {one: importlib.metadata.version(PACKAGES.get(one, one)) for one in (name, "torch")}
+    packages = (*PACKAGES.get(name, (name,)), "torch")
+    versions = {one: importlib.metadata.version(one) for one in packages}
     about = {"library": name, "ranks": ranks, "versions": versions}
     (FOLDER / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
 

@@ -20,6 +20,7 @@ from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.formats import (
     any_file,
     dcp,
+    foreign,
     hf_shards,
     manifest,
     manifest_v2,
@@ -88,6 +89,13 @@ class Format(StrEnum):
     REFERENCE = "reference"
     ORBAX = "orbax"  # a step, or an item of one, with all that is below it
     SNAPSHOT = "torchsnapshot"  # with all that is below it
+    GGUF = "gguf"
+    HDF5 = "hdf5"
+    FLAX = "flax-msgpack"
+    ONNX = "onnx"
+    NPZ = "npz"
+    KERAS = "keras"
+    EXPORT = "pt2"  # of torch.export
     JSON = "json"
     LINK = "link"  # a step that lies elsewhere, or nowhere
     UNREFERENCED = "unreferenced"  # a file in a folder of DCP that nothing refers to
@@ -95,6 +103,21 @@ class Format(StrEnum):
     OTHER = "other"  # a file of no layout: it is looked at for code, and passed over
 
 
+_FOREIGN = {
+    ".gguf": Format.GGUF,
+    ".h5": Format.HDF5,
+    ".hdf5": Format.HDF5,
+    ".onnx": Format.ONNX,
+    ".msgpack": Format.FLAX,
+    ".npz": Format.NPZ,
+    ".keras": Format.KERAS,
+    ".pt2": Format.EXPORT,
+}
+_OF_NUMBERS = (Format.NPZ, Format.HDF5)  # metrics and data sets are written so, too
+_MODEL = re.compile(r"(?:model|weights|variables|state|params)(?:[^a-z]|$)", re.IGNORECASE)
+_FIRST_BYTES = {foreign.GGUF: Format.GGUF, foreign.HDF5: Format.HDF5}
+FOREIGN = {*_FOREIGN.values()}
+"""Formats of single files that others than torch, safetensors and Hugging Face have."""
 _NO_DATA = (Format.JSON, Format.UNREFERENCED, Format.UNKNOWN_NAME, Format.OTHER)
 
 
@@ -179,16 +202,33 @@ def format_of(folder: Folder, name: str, *, by_library: bool = False) -> Format 
     last = name.rpartition("/")[2]
     if name.endswith(_TORCH) or written.is_torch(last, by_library=by_library):
         return Format.TORCH
-    if name.endswith(_MAYBE_TORCH):
-        try:
-            with folder.open(name) as file:
-                head = file.read(4)
-        except (PermissionError, Unreachable):
-            return Format.TORCH  # the part is judged, and that it cannot be read is a finding then
-        except (OSError, Malformed):
-            return None
-        return Format.TORCH if head == zips.MAGIC or not head else None
-    return None
+    if form := _foreign_by_name(last):
+        return form
+    if is_text(name):
+        return None
+    return _by_first_bytes(folder, name)
+
+
+def _foreign_by_name(name: str) -> Format | None:
+    """Return the format that the ending of a name promises."""
+    return _FOREIGN.get(PurePosixPath(name).suffix)
+
+
+def _by_first_bytes(folder: Folder, name: str) -> Format | None:
+    """Return the format of a file whose name says none, or not surely."""
+    is_maybe = name.endswith(_MAYBE_TORCH)
+    try:
+        with folder.open(name) as file:
+            head = file.read(8)
+    except (PermissionError, Unreachable):
+        # The part is judged, and that it cannot be read is a finding then.
+        return Format.TORCH if is_maybe else None
+    except (OSError, Malformed):
+        return None
+    found = next((form for sign, form in _FIRST_BYTES.items() if head.startswith(sign)), None)
+    if found or not is_maybe:
+        return found
+    return Format.TORCH if head.startswith(zips.MAGIC) or not head else None
 
 
 def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> bool:
@@ -282,7 +322,8 @@ def head_of_step(name: str) -> str | None:
 def is_data(name: str) -> bool:
     """Return whether a file of a checkpoint's folder is certainly judged, by its name."""
     is_by_name = name.endswith((*_BY_NAME, ".metadata", ".distcp"))
-    return is_by_name or form_by_name(name) is not None or _is_torch(name)
+    is_foreign = _foreign_by_name(name) is not None
+    return is_by_name or is_foreign or form_by_name(name) is not None or _is_torch(name)
 
 
 def may_be_data(name: str) -> bool:
@@ -297,7 +338,15 @@ def is_text(name: str) -> bool:
 
 def is_loose(name: str) -> bool:
     """Return whether a file of a run's folder is certainly a checkpoint, or a part of one."""
-    return name.endswith((".safetensors", *_TORCH)) or _is_torch(name)
+    return name.endswith((".safetensors", *_TORCH)) or _is_torch(name) or _is_model(name)
+
+
+def _is_model(name: str) -> bool:
+    """Return whether a file of another format is a model's: those of numbers hold anything."""
+    form = _foreign_by_name(name)
+    if form not in _OF_NUMBERS:
+        return form is not None
+    return bool(OF_A_STEP.match(name) or _MODEL.match(name))
 
 
 def may_be_loose(name: str) -> bool:
@@ -374,9 +423,13 @@ def take_uncommitted(folder: Folder, base: str, form: Format, overview: Overview
 
 def _is_judged(folder: Folder, parts: Sequence[Part]) -> bool:
     """Return whether parts are a checkpoint: one of them has a format, or runs code."""
-    if all(part.form is Format.OTHER for part in parts):
+    if all(part.form is Format.OTHER or _is_no_model(part) for part in parts):
         return any(in_threads(lambda part: _runs_code(folder, part.base + part.name), parts))
     return True
+
+
+def _is_no_model(part: Part) -> bool:
+    return part.form in _OF_NUMBERS and not _is_model(part.name)
 
 
 def _runs_code(folder: Folder, name: str) -> bool:
