@@ -1,9 +1,10 @@
 """Make the checkpoints of other libraries that the tests of fsck judge, as those write them.
 
-    python tests/golden/make_fsck.py accelerate|transformers|lightning|deepspeed
-    python tests/golden/make_fsck.py accelerate_run|transformers_run|deepspeed_run|fsdp_run
+    python tests/golden/make_fsck.py NAME
 
-A `_run` has three steps of one run: what lies beside a checkpoint tells of it, too.
+NAME is accelerate, transformers, lightning, deepspeed, orbax, torchsnapshot, or foreign; or
+accelerate_run, transformers_run, deepspeed_run, fsdp_run: three steps of one run, since what lies
+beside a checkpoint tells of it, too.
 
 Each is written by its library, in an environment that has it: never by hand. The folder says the
 versions. What exists is not made anew; remove it first. Paths in it are those of a folder of its
@@ -209,9 +210,111 @@ def fsdp_run() -> None:
     os._exit(0)  # gloo's threads may abort a process that ends in the usual way
 
 
-SINGLE = (accelerate, transformers, lightning, deepspeed)
+def orbax() -> None:
+    """Save steps with a manager, and trees in each of the formats of TensorStore."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import orbax.checkpoint as ocp
+    import tensorstore
+
+    here, numbers = Path.cwd(), np.random.default_rng(0)
+    weight = jnp.asarray(numbers.normal(size=(24, 16)))
+    moment = numbers.normal(size=(30, 20)).astype(np.float32)
+    tree = {"params": {"w": weight, "b": jnp.ones(16, jnp.bfloat16)}, "moment": moment, "step": 3}
+    with ocp.CheckpointManager(here / "manager") as manager:
+        for step in (1, 10):
+            named = {"state": ocp.args.StandardSave(tree), "extra": ocp.args.JsonSave({"a": 1})}
+            manager.save(step, args=ocp.args.Composite(**named))
+        manager.wait_until_finished()
+    tree["name"] = "text"
+    for name, options in {
+        "zarr2": {"use_ocdbt": False, "use_zarr3": False},
+        "zarr3": {"use_ocdbt": False, "use_zarr3": True},
+        "ocdbt3": {"use_ocdbt": True, "use_zarr3": True},
+    }.items():
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options)) as checkpointer:
+            how = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=512), tree)
+            checkpointer.save(here / name, args=ocp.args.PyTreeSave(tree, save_args=how))
+    deep = {"driver": "ocdbt", "base": f"file://{here}/deep/"}  # a tree of several levels
+    deep["config"] = {"max_decoded_node_bytes": 400, "max_inline_value_bytes": 0}
+    made = tensorstore.open(
+        {
+            "driver": "zarr",
+            "kvstore": {**deep, "path": "a/"},
+            "metadata": {"compressor": {"id": "zstd"}},
+        },
+        create=True,
+        dtype=tensorstore.int32,
+        shape=[4, 100],
+        chunk_layout=tensorstore.ChunkLayout(chunk_shape=[1, 5]),
+    ).result()
+    made.write(np.arange(400, dtype=np.int32).reshape(4, 100) + 1).result()
+
+
+def torchsnapshot() -> None:
+    """Save two steps, and tensors in parts; small ones are put together in a file."""
+    from torchsnapshot import Snapshot, StateDict, knobs
+
+    model = layer()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    extra = StateDict(step=5, rate=0.5, name="a/b", flag=True, raw=b"xx", nothing=None)
+    extra["a/b%"] = torch.zeros(3, dtype=torch.complex64)
+    for step in (1, 2):
+        Snapshot.take(f"step_{step}", {"model": model, "optim": optimizer, "extra": extra})
+    with (
+        knobs.override_max_chunk_size_bytes(500),
+        knobs.override_is_batching_disabled(disabled=True),
+    ):
+        Snapshot.take("parts", {"extra": StateDict(w=torch.arange(400.0).reshape(100, 4))})
+
+
+def foreign() -> None:
+    """Save some numbers in formats of others, each by its own library."""
+    import flax.serialization
+    import gguf
+    import h5py
+    import numpy as np
+    import onnx
+    from onnx import helper, numpy_helper
+
+    numbers = np.arange(256, dtype=np.float32).reshape(4, 64)
+    for name, version in (("model.h5", None), ("latest.hdf5", "latest")):
+        with h5py.File(name, "w", libver=version) as file:
+            file["a"] = file["b/c"] = numbers
+    writer = gguf.GGUFWriter("model.gguf", "llama")
+    writer.add_array("tokens", ["a", "bc"])
+    writer.add_tensor("w", numbers)
+    packed = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor("q", gguf.quants.quantize(numbers, packed), raw_dtype=packed)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    np.savez("state.npz", a=numbers, b=np.int64(3), c=np.array(["x", "yy"]))
+    np.savez_compressed("packed.npz", a=numbers, z=np.zeros(0))
+    sides = [
+        helper.make_tensor_value_info(one, onnx.TensorProto.FLOAT, [4, 64]) for one in ("x", "y")
+    ]
+    node, held = helper.make_node("Add", ["x", "w"], ["y"]), numpy_helper.from_array(numbers, "w")
+    model = helper.make_model(helper.make_graph([node], "g", sides[:1], sides[1:], [held]))
+    onnx.save(model, "model.onnx")
+    apart = {"save_as_external_data": True, "location": "apart.data", "size_threshold": 0}
+    onnx.save(model, "apart.onnx", **apart)
+    state = {"p": {"w": numbers, "b": np.ones(3, np.float16)}, "step": 5, "rate": 1.5, "n": None}
+    Path("flax_model.msgpack").write_bytes(flax.serialization.msgpack_serialize(state))
+
+
+SINGLE = (accelerate, transformers, lightning, deepspeed, orbax, torchsnapshot, foreign)
 RUNS = (accelerate_run, transformers_run, deepspeed_run, fsdp_run)
 WRITERS = {one.__name__: one for one in (*SINGLE, *RUNS)}
+PACKAGES = {
+    "orbax": ("orbax-checkpoint", "tensorstore"),
+    "foreign": ("flax", "gguf", "h5py", "numpy", "onnx"),
+}
 
 
 def main(name: str) -> None:
@@ -238,7 +341,8 @@ def main(name: str) -> None:
             sys.exit(f"{name} failed")
         shutil.copytree(run, target, ignore=shutil.ignore_patterns("*.py"))  # theirs, no data
     library = LIBRARY.get(name, name.removesuffix("_run"))
-    versions = {one: importlib.metadata.version(one) for one in (library, "torch")}
+    packages = (*PACKAGES.get(name, (library,)), "torch")
+    versions = {one: importlib.metadata.version(one) for one in packages}
     about = {"library": library, "ranks": ranks, "versions": versions}
     (FOLDER / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
 

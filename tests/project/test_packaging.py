@@ -35,6 +35,7 @@ EXTRAS = {
     "reference": {"blake3", "fsspec", "safetensors"},
     "tools": {"pyyaml"},
     "fast": {"isal"},
+    "orbax": {"backports.zstd", "google-crc32c"},
     "memory": {"pyfakefs"},
     "cluster": {"distributed", "cryptography"},
     "scanners": {"picklescan", "modelscan", "fickling"},

@@ -94,27 +94,33 @@ def _together(streams: Iterator[Stream | None]) -> Stream | None:
 # -- archives --------------------------------------------------------------------------------------
 
 
-class _Whole(io.RawIOBase):
+class WholeFile(io.RawIOBase):
     """A file as the standard library wants it."""
 
     def __init__(self, file: Readable, length: int) -> None:
+        """Take an open file and its length."""
         self._file, self._length, self._at = file, length, 0
 
     def readable(self) -> bool:
+        """Say yes."""
         return True
 
     def seekable(self) -> bool:
+        """Say yes."""
         return True
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a byte; one behind the end is the end."""
         base = (0, self._at, self._length)[whence]
         self._at = min(max(base + offset, 0), self._length)
         return self._at
 
     def tell(self) -> int:
+        """Return where it is."""
         return self._at
 
     def read(self, size: int = -1, /) -> bytes:
+        """Read at most so many bytes; raises as `exactly` does."""
         left = self._length - self._at
         data = exactly(self._file, self._at, left if size < 0 else min(size, left))
         self._at += len(data)
@@ -124,14 +130,14 @@ class _Whole(io.RawIOBase):
 def _zipped(file: Readable, length: int) -> Iterator[Stream | None]:
     """Yield what the members of a zip ask for, however wrong the archive is."""
     try:
-        with zipfile.ZipFile(_Whole(file, length)) as archive:
+        with zipfile.ZipFile(WholeFile(file, length)) as archive:
             for member in archive.infolist()[:_MOST_MEMBERS]:
                 yield _of_member(archive, member)
-    except _UNREADABLE:
+    except UNREADABLE:
         return
 
 
-_UNREADABLE = (
+UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
     NotImplementedError,
@@ -139,6 +145,10 @@ _UNREADABLE = (
     ValueError,
     EOFError,
 )
+"""What the standard library raises for an archive that it cannot read."""
+
+
+_RAW = (["data", "weights"], ["data", "constants"])  # of torch.export: any bytes may be there
 
 
 def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stream | None:
@@ -147,8 +157,10 @@ def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stream | No
         return None  # a storage
     try:
         with archive.open(member) as opened:
-            return grown(partial(_up_to_the_fault, bytearray(), opened), _of_bytes)
-    except _UNREADABLE:
+            stream = grown(partial(_up_to_the_fault, bytearray(), opened), _of_bytes)
+            is_raw = parts[-3:-1] in _RAW and stream is not None and stream.is_limit
+            return None if is_raw and stream and not stream.asked.names else stream
+    except UNREADABLE:
         return None
 
 
@@ -177,7 +189,7 @@ def _tar(file: Readable, length: int) -> Stream | None:
     """Return what the members of a tar archive ask for; one of torch's is not read as a whole."""
     names, streams = set[str](), list[Stream | None]()
     try:
-        with tarfile.open(fileobj=_Whole(file, length), mode="r:") as archive:
+        with tarfile.open(fileobj=WholeFile(file, length), mode="r:") as archive:
             for _, member in zip(range(_MOST_MEMBERS), archive, strict=False):
                 names.add(member.name)
                 opened = archive.extractfile(member) if member.isreg() else None

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.judge import parts
 from ckpt_conformance.fsck.judge.expected import judge_layout
+from ckpt_conformance.fsck.judge.foreign import foreign_part
 from ckpt_conformance.fsck.judge.hf_shards import shards_part
 from ckpt_conformance.fsck.judge.megatron import judge_megatron
+from ckpt_conformance.fsck.judge.orbax import orbax_part
 from ckpt_conformance.fsck.judge.parts import Context
 from ckpt_conformance.fsck.judge.placed import judge_places
+from ckpt_conformance.fsck.judge.torchsnapshot import snapshot_part
 from ckpt_conformance.fsck.layouts import layouts, listing, names
-from ckpt_conformance.fsck.layouts.layouts import Format
+from ckpt_conformance.fsck.layouts.layouts import FOREIGN, Format
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, Clock, timed
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, Report
 from ckpt_conformance.fsck.source.places import below, folder_at
@@ -121,24 +124,38 @@ _OF_ONE_FILE = {
 }
 """What judges a file that leaves no work."""
 
+_OF_FOLDER = {
+    Format.DCP: parts.dcp_part,
+    Format.HF_SHARDS: shards_part,
+}
+"""What judges a folder."""
+
+_WITH_FILES = {
+    Format.ORBAX: orbax_part,
+    Format.SNAPSHOT: snapshot_part,
+}
+"""What judges a folder and all that is below it, by the names of the files."""
+
 
 def _part(context: Context, candidate: Candidate, part: Part) -> list[Work]:
     """Judge one part."""
     base, name = part.base, part.base + part.name
-    match part.form:
-        case Format.REFERENCE:
-            return parts.reference_part(context, base, part.name, candidate)
-        case Format.DCP:
-            return parts.dcp_part(context, base)
-        case Format.HF_SHARDS:
-            return shards_part(context, base)
-        case Format.INDEX:
-            return parts.index_part(context, base, part.name)
-        case Format.TORCH:
-            return parts.torch_part(context, name)
-        case _:
-            _OF_ONE_FILE[part.form](context, name)
-            return []
+    works: list[Work] = []
+    if part.form in _OF_FOLDER:
+        works = _OF_FOLDER[part.form](context, base)
+    elif part.form in _WITH_FILES:
+        works = _WITH_FILES[part.form](context, base, candidate.files)
+    elif part.form in FOREIGN:
+        works = foreign_part(context, name, part.form)
+    elif part.form is Format.REFERENCE:
+        works = parts.reference_part(context, base, part.name, candidate)
+    elif part.form is Format.INDEX:
+        works = parts.index_part(context, base, part.name)
+    elif part.form is Format.TORCH:
+        works = parts.torch_part(context, name)
+    else:
+        _OF_ONE_FILE[part.form](context, name)
+    return works
 
 
 def _ranks(candidate: Candidate, folder: Folder, report: Report) -> None:

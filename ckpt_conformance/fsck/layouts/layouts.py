@@ -17,7 +17,17 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.formats import any_file, dcp, hf_shards, manifest, manifest_v2, zips
+from ckpt_conformance.fsck.formats import (
+    any_file,
+    dcp,
+    foreign,
+    hf_shards,
+    manifest,
+    manifest_v2,
+    orbax,
+    torchsnapshot,
+    zips,
+)
 from ckpt_conformance.fsck.formats.safetensors_file import read_index
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -27,7 +37,7 @@ from ckpt_conformance.fsck.source.source import EntryKind, Unreachable, in_threa
 from ckpt_conformance.fsck.source.untrusted import MOST_JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.source import Folder
@@ -39,7 +49,8 @@ _MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th")
 _INDEX = (".safetensors.index.json", ".bin.index.json")
 _BY_NAME = (".safetensors", ".json", *_TORCH)
 _LEFTOVER = re.compile(
-    r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$)"
+    r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$|"
+    r"\.orbax-checkpoint-tmp)"
 )
 _SHARD = re.compile(
     r"(?:^|[._-])(?:rank|shard|part|mp|tp|pp|dp|ep|cp|world_size)[_-]?\d+|\d+[_-]of[_-]\d+"
@@ -54,6 +65,10 @@ OF_A_STEP = re.compile(
     r"^(?:global_?steps?|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"\d{1,18}")
+_BATCHES = "batched"  # the folder in which torchsnapshot puts small tensors together
+_BATCHED = re.compile(rf"{_BATCHES}/[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+_STEP_NAME = re.compile(r"(.*?)\d{1,18}")
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
@@ -72,6 +87,15 @@ class Format(StrEnum):
     INDEX = "index"  # of Hugging Face, with the files that it names
     DCP = "dcp"
     REFERENCE = "reference"
+    ORBAX = "orbax"  # a step, or an item of one, with all that is below it
+    SNAPSHOT = "torchsnapshot"  # with all that is below it
+    GGUF = "gguf"
+    HDF5 = "hdf5"
+    FLAX = "flax-msgpack"
+    ONNX = "onnx"
+    NPZ = "npz"
+    KERAS = "keras"
+    EXPORT = "pt2"  # of torch.export
     JSON = "json"
     LINK = "link"  # a step that lies elsewhere, or nowhere
     UNREFERENCED = "unreferenced"  # a file in a folder of DCP that nothing refers to
@@ -79,6 +103,21 @@ class Format(StrEnum):
     OTHER = "other"  # a file of no layout: it is looked at for code, and passed over
 
 
+_FOREIGN = {
+    ".gguf": Format.GGUF,
+    ".h5": Format.HDF5,
+    ".hdf5": Format.HDF5,
+    ".onnx": Format.ONNX,
+    ".msgpack": Format.FLAX,
+    ".npz": Format.NPZ,
+    ".keras": Format.KERAS,
+    ".pt2": Format.EXPORT,
+}
+_OF_NUMBERS = (Format.NPZ, Format.HDF5)  # metrics and data sets are written so, too
+_MODEL = re.compile(r"(?:model|weights|variables|state|params)(?:[^a-z]|$)", re.IGNORECASE)
+_FIRST_BYTES = {foreign.GGUF: Format.GGUF, foreign.HDF5: Format.HDF5}
+FOREIGN = {*_FOREIGN.values()}
+"""Formats of single files that others than torch, safetensors and Hugging Face have."""
 _NO_DATA = (Format.JSON, Format.UNREFERENCED, Format.UNKNOWN_NAME, Format.OTHER)
 
 
@@ -163,16 +202,33 @@ def format_of(folder: Folder, name: str, *, by_library: bool = False) -> Format 
     last = name.rpartition("/")[2]
     if name.endswith(_TORCH) or written.is_torch(last, by_library=by_library):
         return Format.TORCH
-    if name.endswith(_MAYBE_TORCH):
-        try:
-            with folder.open(name) as file:
-                head = file.read(4)
-        except (PermissionError, Unreachable):
-            return Format.TORCH  # the part is judged, and that it cannot be read is a finding then
-        except (OSError, Malformed):
-            return None
-        return Format.TORCH if head == zips.MAGIC or not head else None
-    return None
+    if form := _foreign_by_name(last):
+        return form
+    if is_text(name):
+        return None
+    return _by_first_bytes(folder, name)
+
+
+def _foreign_by_name(name: str) -> Format | None:
+    """Return the format that the ending of a name promises."""
+    return _FOREIGN.get(PurePosixPath(name).suffix)
+
+
+def _by_first_bytes(folder: Folder, name: str) -> Format | None:
+    """Return the format of a file whose name says none, or not surely."""
+    is_maybe = name.endswith(_MAYBE_TORCH)
+    try:
+        with folder.open(name) as file:
+            head = file.read(8)
+    except (PermissionError, Unreachable):
+        # The part is judged, and that it cannot be read is a finding then.
+        return Format.TORCH if is_maybe else None
+    except (OSError, Malformed):
+        return None
+    found = next((form for sign, form in _FIRST_BYTES.items() if head.startswith(sign)), None)
+    if found or not is_maybe:
+        return found
+    return Format.TORCH if head.startswith(zips.MAGIC) or not head else None
 
 
 def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> bool:
@@ -185,8 +241,22 @@ def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> boo
     holds_steps = any(not (is_signed and written.is_sharded(name)) for name in steps)
     if is_by_names(names):
         return True
+    if _NUMBER.fullmatch(_name(folder, base)) and _holds_items(folder, base, inner):
+        return True
+    if _BATCHES in inner and any(map(_is_batched, _below(folder, base, _BATCHES))):
+        return True
     looks_so = is_signed or OF_A_STEP.match(_name(folder, base)) or _is_split(folder, base, inner)
     return bool(looks_so) and not holds_steps
+
+
+def _below(folder: Folder, base: str, name: str) -> Iterator[str]:
+    """Yield the names in a folder inside of another, relative to that one."""
+    return (f"{name}/{one}" for one in folder.listing(base + name))
+
+
+def _holds_items(folder: Folder, base: str, inner: Iterable[str]) -> bool:
+    """Return whether items of Orbax are in a folder: older releases wrote nothing beside them."""
+    return any(orbax.TREE in folder.listing(base + name) for name in inner)
 
 
 def hides_a_step(folder: Folder, base: str, name: str) -> bool:
@@ -208,7 +278,8 @@ def _hides_a_folder(folder: Folder, name: str) -> bool:
 
 def is_by_names(names: Iterable[str]) -> bool:
     """Return whether a folder is one checkpoint by the names in it."""
-    return any(
+    names = list(names)
+    return signed_form(names) is not None or any(
         name in _SIGNATURES
         or name.endswith(_INDEX)
         or dcp.is_file(name)
@@ -237,9 +308,22 @@ def _is_leftover_path(path: str) -> bool:
     return any(map(is_leftover, path.split("/")))
 
 
+def form_by_name(name: str) -> Format | None:
+    """Return the format that takes all of a folder, by a file of it."""
+    return Format.SNAPSHOT if _is_batched(name) else signed_form((name.rpartition("/")[2],))
+
+
+def head_of_step(name: str) -> str | None:
+    """Return what stands before the number of a step in the name of a folder; None for none."""
+    match = _STEP_NAME.fullmatch(name)
+    return match[1] if match else None
+
+
 def is_data(name: str) -> bool:
     """Return whether a file of a checkpoint's folder is certainly judged, by its name."""
-    return name.endswith((*_BY_NAME, ".metadata", ".distcp")) or _is_torch(name)
+    is_by_name = name.endswith((*_BY_NAME, ".metadata", ".distcp"))
+    is_foreign = _foreign_by_name(name) is not None
+    return is_by_name or is_foreign or form_by_name(name) is not None or _is_torch(name)
 
 
 def may_be_data(name: str) -> bool:
@@ -254,7 +338,15 @@ def is_text(name: str) -> bool:
 
 def is_loose(name: str) -> bool:
     """Return whether a file of a run's folder is certainly a checkpoint, or a part of one."""
-    return name.endswith((".safetensors", *_TORCH)) or _is_torch(name)
+    return name.endswith((".safetensors", *_TORCH)) or _is_torch(name) or _is_model(name)
+
+
+def _is_model(name: str) -> bool:
+    """Return whether a file of another format is a model's: those of numbers hold anything."""
+    form = _foreign_by_name(name)
+    if form not in _OF_NUMBERS:
+        return form is not None
+    return bool(OF_A_STEP.match(name) or _MODEL.match(name))
 
 
 def may_be_loose(name: str) -> bool:
@@ -282,6 +374,9 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = 8) -
             candidate.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
     by_library = bool(_library(candidate))
+    for at, form in signed_roots(sub):
+        candidate.parts.append(Part(form, at, SIGNS[form]))
+        sub = {name: own for name, own in sub.items() if not name.startswith(at)}
     for at, names in sorted(sub.items()):
         candidate.parts += _parts(inner, at, names, by_library=by_library)
     candidate.layout = layout_name(candidate)
@@ -289,11 +384,52 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = 8) -
         overview.candidates.append(candidate)
 
 
+SIGNS = {Format.ORBAX: orbax.STEP, Format.SNAPSHOT: torchsnapshot.METADATA}
+"""Of each format that takes all that is below a folder: the file by which it is known."""
+
+
+def signed_roots(sub: Mapping[str, Collection[str]]) -> list[tuple[str, Format]]:
+    """Return the topmost folders that one library wrote, of folders with the names in each."""
+    roots: list[tuple[str, Format]] = []
+    for at in sorted(sub):
+        form = signed_form(sub[at])
+        if form and not (roots and at.startswith(roots[-1][0])):
+            roots.append((at, form))
+    names = (at + name for at, own in sub.items() for name in own)
+    return roots or ([("", Format.SNAPSHOT)] if any(map(_is_batched, names)) else [])
+
+
+def signed_form(names: Collection[str]) -> Format | None:
+    """Return the format of a folder that takes all that is below it, by the names in it."""
+    if torchsnapshot.METADATA in names:
+        return Format.SNAPSHOT
+    return Format.ORBAX if orbax.is_checkpoint(names) else None
+
+
+def _is_batched(name: str) -> bool:
+    """Return whether a file is one that only torchsnapshot writes, with or without metadata."""
+    return _BATCHED.fullmatch(name) is not None
+
+
+def take_uncommitted(folder: Folder, base: str, form: Format, overview: Overview) -> None:
+    """Take a folder in which a library should have saved a step, and did not."""
+    inner = folder.inner(base)
+    root = inner.root
+    parts = [Part(form, "", SIGNS[form])]
+    candidate = Candidate(root, root, str(form), step_of(root.resolve().name), parts)
+    candidate.files = [name for name, kind in inner.walk() if kind is not EntryKind.FOLDER]
+    overview.candidates.append(candidate)
+
+
 def _is_judged(folder: Folder, parts: Sequence[Part]) -> bool:
     """Return whether parts are a checkpoint: one of them has a format, or runs code."""
-    if all(part.form is Format.OTHER for part in parts):
+    if all(part.form is Format.OTHER or _is_no_model(part) for part in parts):
         return any(in_threads(lambda part: _runs_code(folder, part.base + part.name), parts))
     return True
+
+
+def _is_no_model(part: Part) -> bool:
+    return part.form in _OF_NUMBERS and not _is_model(part.name)
 
 
 def _runs_code(folder: Folder, name: str) -> bool:
@@ -445,6 +581,8 @@ def layout_name(candidate: Candidate) -> str:
 
 _LAYOUTS_OF_FORMATS = {
     Format.REFERENCE: "reference-dcp",
+    Format.ORBAX: "orbax",
+    Format.SNAPSHOT: "torchsnapshot",
     Format.DCP: "dcp",
     Format.INDEX: "hf-index",
     Format.HF_SHARDS: "hf-shards",

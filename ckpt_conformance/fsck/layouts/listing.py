@@ -39,6 +39,7 @@ class Sort(StrEnum):
     PER_RANK = "per-rank"  # those of a step of the reference manager
     LINK = "link"  # a step that lies elsewhere, or nowhere
     FILE = "file"  # the file that the user named
+    UNCOMMITTED = "uncommitted"  # a folder among steps of a library, in which nothing was saved
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Found:
 
     Attributes:
         base: its folder below the place that was listed: empty, or with a slash at its end.
-        names: its files, relative to the folder; none for `FOLDER`, which is listed again.
+        names: its files, relative to the folder; none for `FOLDER`, which is listed again; for
+            `UNCOMMITTED` the format of the others.
         step: what its name says.
         depth: how many levels below the folder belong to it.
         links: links among the names that are not followed, and why.
@@ -100,7 +102,7 @@ class Found:
     @property
     def name(self) -> str:
         """Its name below the place that was listed, for people and as its id."""
-        if self.sort is Sort.FOLDER:
+        if self.sort in (Sort.FOLDER, Sort.UNCOMMITTED):
             return self.base.rstrip("/") or "."
         return self.base + self.names[0]
 
@@ -119,6 +121,7 @@ class Listing:
         self._folder = folder_at(path)
         self._is_weighed = is_weighed
         self._sure = 0
+        self._formats: dict[str, Format] = {}  # of folders of one library that were just found
         self._unsure: list[Found] = []  # since the last sure one
 
     def __iter__(self) -> Iterator[Found]:
@@ -136,14 +139,34 @@ class Listing:
         before = self._sure, len(self._unsure)
         yield from self._linked_steps(base, entries)
         if level < layouts.MOST_LEVELS:
-            for at, name in enumerate(inner):
-                if at % _AT_ONCE == 0:
-                    self._folder.prefetch([base + one for one in inner[at : at + _AT_ONCE]])
-                yield from self._look(f"{base}{name}/", level + 1)
+            yield from self._inner(base, inner, level)
         if is_signed:
             yield from self._take(self._whole(base, depth=1))
             return
         yield from self._flat(base, entries, links, before)
+
+    def _inner(self, base: str, inner: Sequence[str], level: int) -> Iterator[Found]:
+        """Look into the folders of a run; among a library's steps one without a save is told."""
+        barren: list[str] = []
+        heads: dict[str, Format] = {}
+        for at, name in enumerate(inner):
+            if at % _AT_ONCE == 0:
+                self._folder.prefetch([base + one for one in inner[at : at + _AT_ONCE]])
+            before = self._sure
+            yield from self._look(own := f"{base}{name}/", level + 1)
+            if self._sure == before:
+                barren.append(name)
+            head = layouts.head_of_step(name)
+            if (form := self._formats.pop(own, None)) is not None and head is not None:
+                heads[head] = form
+        for name in barren:
+            head = layouts.head_of_step(name)
+            form = heads.get(head) if head is not None else None
+            if form is not None:
+                step, own = layouts.step_of(name), f"{base}{name}/"
+                time = _changed(self._folder.inner(own).root)
+                found = Found(Sort.UNCOMMITTED, own, (str(form),), step, changed=time)
+                yield from self._take(found)
 
     def _entries(self, base: str) -> tuple[dict[str, EntryKind], dict[str, str]]:
         """List a folder: the kind of each name, less leftovers; and its links that lead out."""
@@ -196,6 +219,9 @@ class Listing:
                 names.append(name)
         if not (is_sure or may_be):
             return None
+        form = next(filter(None, map(layouts.form_by_name, names)), None)
+        if form is not None:
+            self._formats[base] = form
         return Found(
             Sort.FOLDER,
             base,
@@ -294,6 +320,8 @@ def resolved(folder: Folder, found: Found) -> Overview:
     match found.sort:
         case Sort.FOLDER:
             layouts.take_folder(folder, found.base, overview, found.depth)
+        case Sort.UNCOMMITTED:
+            layouts.take_uncommitted(folder, found.base, Format(found.names[0]), overview)
         case Sort.FILES:
             layouts.take_loose(folder, found.base, found.names, found.step, overview)
         case Sort.PER_RANK:

@@ -1,0 +1,272 @@
+"""The metadata of torchsnapshot: every entry of a snapshot, and the bytes where it lies.
+
+It is written last, so a snapshot without it was never committed. No file has a checksum.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpt_conformance.fsck.formats import cover
+from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, elements
+from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
+from ckpt_conformance.fsck.source.untrusted import (
+    Json,
+    clip,
+    count,
+    is_dict,
+    is_list,
+    parse_json,
+    plain,
+    without_collector,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+METADATA = ".snapshot_metadata"
+RAW, PICKLED = "buffer_protocol", "torch_save"
+_PACKED = ("per_tensor_qtensor", "per_channel_qtensor")
+_MOST_YAML = 16 << 20  # a parser of YAML takes some 100 times as much
+_MOST_DIMENSIONS = 64
+_NUMBERS = {"int", "str", "bool", "bytes", "float"}
+_FLOAT = 8  # bytes
+
+
+class Stored(NamedTuple):
+    """What must lie in a file: a tensor, a part of one, or (`dtype` empty) some other object.
+
+    `end` is None where it is the whole file.
+    """
+
+    name: str
+    file: str
+    serializer: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int | None
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of its elements; None where only the serializer knows them."""
+        if self.serializer != RAW:
+            return None
+        return elements(self.shape) * ITEM_SIZE[self.dtype]
+
+
+@dataclass
+class Snapshot:
+    """What a snapshot holds.
+
+    Attributes:
+        stored: each with its place.
+        tensors: names of tensors.
+        problems: entries that contradict themselves or each other: names, and why.
+
+    """
+
+    world_size: int
+    stored: list[Stored] = field(default_factory=list[Stored])
+    tensors: set[str] = field(default_factory=set[str])
+    problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+
+def read(data: bytes) -> Snapshot:
+    """Read the metadata: JSON, or YAML of older releases; raises Malformed."""
+    with without_collector():
+        values = _values(data)
+        entries = values.get("manifest")
+        if not is_dict(entries) or not isinstance(values.get("version"), str):
+            raise Malformed("it has no manifest or no version")
+        snapshot = Snapshot(count(values.get("world_size"), "the world size"))
+        shards: dict[str, list[cover.Box]] = {}
+        for path, entry in entries.items():
+            if not isinstance(path, str) or not is_dict(entry):
+                raise Malformed(f"the entry {clip(path)} is a {type(entry).__name__}")
+            try:
+                _entry(snapshot, path, entry, shards)
+            except Malformed as error:
+                snapshot.problems.append((path, str(error)))
+        _keys(snapshot, entries)
+        _shards(snapshot, shards)
+    return snapshot
+
+
+def _values(data: bytes) -> Json:
+    try:
+        return parse_json(data)
+    except TooLarge:
+        raise
+    except Malformed as error:
+        if data.lstrip()[:1] in (b"{", b""):
+            raise
+        return _yaml(data, error)
+
+
+def _yaml(data: bytes, error: Malformed) -> Json:
+    """Read YAML with a loader that makes nothing but plain values."""
+    if len(data) > _MOST_YAML:
+        raise TooLarge(f"{len(data)} bytes of YAML, and {_MOST_YAML} are read at most")
+    try:
+        yaml: Any = importlib.import_module("yaml")
+    except ImportError:
+        what = "it is no JSON; for YAML: pip install 'ckpt-conformance[tools]'"
+        raise TooLarge(what) from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        values: object = yaml.load(data, Loader=loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as bad:
+        raise Malformed(f"neither JSON ({error}) nor YAML: {str(bad)[:200]}") from None
+    if not is_dict(values):
+        raise Malformed(f"no mapping but a {type(values).__name__}")
+    return values
+
+
+def _entry(snapshot: Snapshot, path: str, entry: Json, shards: dict[str, list[cover.Box]]) -> None:
+    """Read one entry."""
+    rank, _, logical = path.partition("/")
+    if not rank.isdecimal() or int(rank[:18]) >= snapshot.world_size:
+        raise Malformed(f"it is of rank {clip(rank)}, and there are {snapshot.world_size}")
+    match entry.get("type"):
+        case "Tensor":
+            snapshot.stored.append(_tensor(path, entry))
+            snapshot.tensors.add(path)
+        case "ChunkedTensor":
+            parts = _parts(snapshot, path, entry.get("chunks"))
+            why = cover.why_not(_sizes(entry.get("shape"), "shape"), parts)
+            if why:
+                raise Malformed(why)
+        case "ShardedTensor" | "DTensor":
+            shards.setdefault(logical, []).extend(_parts(snapshot, path, entry.get("shards")))
+        case "object":
+            snapshot.stored.append(_object(path, entry))
+        case "list" | "dict" | "OrderedDict":
+            return
+        case str(kind) if kind in _NUMBERS:
+            _check_number(kind, entry.get("serialized_value"))
+        case kind:
+            raise Malformed(f"it is of the type {clip(kind)}, which torchsnapshot does not have")
+
+
+def _tensor(path: str, entry: Json) -> Stored:
+    """Read where a tensor lies; its place must be as long as its elements."""
+    dtype, serializer = entry.get("dtype"), entry.get("serializer")
+    name = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
+    if name not in ITEM_SIZE:
+        raise Malformed(f"its dtype is {clip(dtype)}, which torch does not have")
+    if serializer not in (RAW, PICKLED, *_PACKED):
+        raise Malformed(f"it is written by {clip(serializer)}, which torchsnapshot does not have")
+    shape = _sizes(entry.get("shape"), "shape")
+    start, end = _range(entry.get("byte_range"))
+    file = _file(entry.get("location"))
+    stored = Stored(path, file, str(serializer), name, shape, start, end)
+    if stored.nbytes is not None and end is not None and end - start != stored.nbytes:
+        raise Malformed(f"it has {stored.nbytes} bytes, and a place of {end - start}")
+    return stored
+
+
+def _object(path: str, entry: Json) -> Stored:
+    if entry.get("serializer") != PICKLED:
+        raise Malformed(f"it is written by {clip(entry.get('serializer'))}")
+    start, end = _range(entry.get("byte_range"))
+    return Stored(path, _file(entry.get("location")), PICKLED, "", (), start, end)
+
+
+def _parts(snapshot: Snapshot, path: str, parts: object) -> list[cover.Box]:
+    """Read the parts of a tensor; give their places in it."""
+    boxes: list[cover.Box] = []
+    for part in parts if is_list(parts) else ():
+        tensor = part.get("tensor") if is_dict(part) else None
+        if not is_dict(part) or not is_dict(tensor):
+            raise Malformed("a part of it is no tensor")
+        at, sizes = _sizes(part.get("offsets"), "offset"), _sizes(part.get("sizes"), "size")
+        stored = _tensor(path, tensor)
+        if sizes != stored.shape or len(at) != len(sizes):
+            raise Malformed(f"a part of the size {sizes} is a tensor of the shape {stored.shape}")
+        snapshot.stored.append(stored)
+        boxes.append((at, sizes))
+    snapshot.tensors.add(path)
+    return boxes
+
+
+def _sizes(value: object, what: str) -> tuple[int, ...]:
+    if not is_list(value) or len(value) > _MOST_DIMENSIONS:
+        raise Malformed(f"its {what} is {clip(value)}")
+    return tuple(count(one, f"a number of its {what}") for one in value)
+
+
+def _range(value: object) -> tuple[int, int | None]:
+    """Return the bytes of the file; None for all of it."""
+    if value is None:
+        return 0, None
+    if not is_list(value) or len(value) != 2:  # noqa: PLR2004  a first and a last
+        raise Malformed(f"its range of bytes is {clip(value)}")
+    start, end = (count(one, "a byte") for one in value)
+    if start > end:
+        raise Malformed(f"its range of bytes is {start}..{end}")
+    return start, end
+
+
+def _file(value: object) -> str:
+    """Return the path of a file inside of the snapshot."""
+    if not isinstance(value, str) or not value:
+        raise Malformed(f"its location is {clip(value)}")
+    for part in value.split("/"):
+        plain(part)
+    return value
+
+
+def _check_number(kind: str, value: object) -> None:
+    """Check a value that stands in the metadata themselves."""
+    if not isinstance(value, str):
+        raise Malformed(f"its value is {clip(value)}")
+    checks: dict[str, Callable[[str], bool]] = {
+        "int": lambda text: text.lstrip("-").isdecimal(),
+        "bool": lambda text: text in {"True", "False"},
+        "float": lambda text: len(base64.b64decode(text, validate=True)) == _FLOAT,
+        "bytes": lambda text: base64.b64decode(text, validate=True) is not None,
+        "str": lambda _: True,
+    }
+    try:
+        is_right = checks[kind](value)
+    except (binascii.Error, ValueError):
+        is_right = False
+    if not is_right:
+        raise Malformed(f"{clip(value)} is no {kind}")
+
+
+def _keys(snapshot: Snapshot, entries: dict[Any, Any]) -> None:
+    """Check that each key of a dict has an entry."""
+    for path, entry in entries.items():
+        keys = entry.get("keys")
+        if entry.get("type") not in ("dict", "OrderedDict"):
+            continue
+        if not is_list(keys):
+            snapshot.problems.append((path, f"its keys are {clip(keys)}"))
+            continue
+        for key in keys:
+            short = str(key).replace("%", "%25").replace("/", "%2F")
+            if f"{path}/{short}" not in entries:
+                snapshot.problems.append((path, f"it has the key {clip(key)}, and no such entry"))
+
+
+def _shards(snapshot: Snapshot, shards: dict[str, list[cover.Box]]) -> None:
+    """Check the shards of all ranks: they lie apart, and up to the last end none is missing."""
+    for name, boxes in shards.items():
+        unique = list(dict.fromkeys(boxes))
+        ends = [tuple(map(sum, zip(at, size, strict=True))) for at, size in unique]
+        why = cover.why_not(_extent(ends), unique) if unique else ""
+        if why:
+            snapshot.problems.append((name, why))
+
+
+def _extent(ends: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the largest end in each dimension; all must have as many."""
+    if len({len(end) for end in ends}) > 1:
+        return ()
+    return tuple(map(max, zip(*ends, strict=True)))

@@ -1,0 +1,106 @@
+"""Judge files of other formats than torch's: each is named, with what of it was looked at."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.fsck.formats import any_zip, foreign
+from ckpt_conformance.fsck.judge.parts import look
+from ckpt_conformance.fsck.layouts.layouts import Format
+from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed
+from ckpt_conformance.fsck.source.sums import Sums, Work, unreadable
+from ckpt_conformance.fsck.source.untrusted import clip, plain
+
+if TYPE_CHECKING:
+    from ckpt_conformance.fsck.judge.parts import Context
+    from ckpt_conformance.fsck.source.source import Folder
+
+_READERS = {
+    Format.GGUF: foreign.read_gguf,
+    Format.HDF5: foreign.read_hdf5,
+    Format.FLAX: foreign.read_msgpack,
+    Format.ONNX: foreign.read_onnx,
+}
+_ZIPS = {
+    Format.NPZ: ("npz of numpy", ()),
+    Format.KERAS: ("Keras, version 3", ("config.json", "metadata.json", "model.weights.h5")),
+    Format.EXPORT: ("pt2 of torch.export", ()),
+}
+
+
+def foreign_part(context: Context, name: str, form: Format) -> list[Work]:
+    """Judge a file of another format, and say how far."""
+    look(context, name)
+    try:
+        if form in _ZIPS:
+            return _zip(context, name, form)
+        size = context.folder.size(name)
+        with context.folder.open(name) as file:
+            structure = _READERS[form](file, size)
+    except (OSError, Malformed) as error:
+        context.refuse(name, error)
+        return []
+    context.report.tensors += structure.tensors
+    _say(context, name, structure.title, f"{structure.judged}; nothing protects the values")
+    for one in structure.external:
+        _external(context, name, one)
+    return []
+
+
+def _say(context: Context, name: str, title: str, judged: str) -> None:
+    context.report.say(Kind.NOTE, name, f"this is {title}; judged: {judged}")
+
+
+def _zip(context: Context, name: str, form: Format) -> list[Work]:
+    """Judge an archive; the CRCs of its members are left as work."""
+    size = context.folder.size(name)
+    with context.folder.open(name) as file:
+        found = any_zip.members(file, size)
+    title, needed = _ZIPS[form]
+    for one in sorted(set(needed) - {member.name for member in found}):
+        context.report.say(Kind.MISSING, name, f"it has no {one}, which each file of {title} has")
+    context.report.tensors += sum(one.name.endswith(".npy") for one in found)
+    is_read = context.sizes.reads_payload
+    judged = "names, lengths and CRC-32 of the members" if is_read else "names of the members"
+    _say(context, name, title, f"{judged}, and whether one runs code; nothing else in them")
+    if not is_read:
+        return []
+    return [Work(sum(one.packed for one in found), partial(_check, context.folder, name))]
+
+
+def _check(folder: Folder, name: str, _: memoryview) -> Sums:
+    sums = Sums()
+    try:
+        with folder.open(name) as file:
+            for member, packed, why in any_zip.check(file, folder.size(name)):
+                sums.crc += packed
+                if why:
+                    what = f"{clip(member)}: {why}"
+                    sums.findings.append(Finding(Kind.DAMAGED, name, what, (member,)))
+    except (OSError, Malformed) as error:
+        sums.findings.append(unreadable(name, error))
+    return sums
+
+
+def _external(context: Context, name: str, one: foreign.External) -> None:
+    """Check that what lies in another file is inside of it."""
+    base = name.rpartition("/")[0]
+    try:
+        for part in one.file.split("/"):
+            plain(part)
+    except Malformed as error:
+        context.report.say(Kind.DAMAGED, name, f"{clip(one.tensor)}: {error}", (one.tensor,))
+        return
+    file = f"{base}/{one.file}" if base else one.file
+    try:
+        size = context.folder.size(file)
+    except (OSError, Malformed) as error:
+        bad = unreadable(file, error)
+        context.report.say(bad.kind, file, f"{bad.what}: {name} has tensors there", (one.tensor,))
+        return
+    end = one.start + (one.length or 0)
+    if end > size:
+        what = f"{clip(one.tensor)} ends at byte {end}, and the file has {size} bytes: cut short?"
+        finding = Finding(Kind.DAMAGED, file, what, (one.tensor,), min(one.start, size), size)
+        context.report.findings.append(finding)

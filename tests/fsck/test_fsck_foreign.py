@@ -1,0 +1,221 @@
+"""Files of formats that others than torch write: named, judged as far as a reader goes.
+
+Those in `golden/fsck/foreign` were written by the libraries that `foreign.json` names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from ckpt_conformance.contract import trees
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import Kind, State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.fsck.source.findings import Finding, Report
+
+LAYOUTS = {
+    "apart.onnx": "onnx",
+    "flax_model.msgpack": "flax-msgpack",
+    "latest.hdf5": "hdf5",
+    "model.gguf": "gguf",
+    "model.h5": "hdf5",
+    "model.onnx": "onnx",
+    "model.pt2": "pt2",
+    "packed.npz": "npz",
+    "state.npz": "npz",
+}
+ZIPS = ("model.pt2", "packed.npz", "state.npz")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What torch.export writes: it has paths of the machine in it, so it is made anew."""
+    path = tmp_path_factory.mktemp("exported") / "model.pt2"
+    program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(1, 3),))
+    torch.export.save(program, path)
+    return path
+
+
+@pytest.fixture
+def golden(repository: Path, exported: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "golden"
+    shutil.copytree(repository / "tests" / "golden" / "fsck" / "foreign", copy)
+    shutil.copy(exported, copy)
+    return copy
+
+
+def only(path: Path) -> Report:
+    (report,) = judge(path).reports
+    return report
+
+
+def wrong(report: Report) -> list[Finding]:
+    return [one for one in report.findings if one.kind is not Kind.NOTE]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_file_is_named_and_what_was_judged_is_said(golden: Path, name: str) -> None:
+    report = only(golden / name)
+    assert (report.layout, report.state, wrong(report)) == (LAYOUTS[name], State.WHOLE, [])
+    (told,) = report.findings
+    assert told.what.startswith("this is ")
+    assert "; judged: " in told.what
+
+
+def test_all_in_one_folder(golden: Path) -> None:
+    report = only(golden)
+    assert report.state is State.WHOLE
+    assert {one.file for one in report.findings} == set(LAYOUTS)
+    assert report.passed_over == ["apart.data"]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("left", [0, 0.5, -1])
+def test_a_file_that_was_cut_is_damage(golden: Path, name: str, left: float) -> None:
+    path = golden / name
+    size = path.stat().st_size
+    last = 33 if name == "model.gguf" else 1  # behind its last tensor it is filled up to 32 bytes
+    os.truncate(path, size - last if left < 0 else int(size * left))
+    assert only(path).state is State.DAMAGED
+
+
+@pytest.mark.parametrize("name", ZIPS)
+def test_a_flip_in_a_member_of_an_archive_is_damage(golden: Path, name: str) -> None:
+    path = golden / name
+    with zipfile.ZipFile(path) as archive:
+        member = max(archive.infolist(), key=lambda one: one.compress_size)
+    data = bytearray(path.read_bytes())
+    data[member.header_offset + 30 + len(member.filename) + member.compress_size // 2 + 20] ^= 0x10
+    path.write_bytes(data)
+    report = only(path)
+    assert report.state is State.DAMAGED
+    assert member.filename in wrong(report)[0].what
+
+
+def test_a_format_is_known_by_its_first_bytes_where_the_name_says_none(golden: Path) -> None:
+    for name, layout in (("model.gguf", "gguf"), ("model.h5", "hdf5")):
+        path = (golden / name).rename(golden / "weights")
+        assert only(path).layout == layout
+
+
+@pytest.mark.parametrize("fault", ["missing", "cut"])
+def test_data_of_onnx_in_another_file(golden: Path, fault: str) -> None:
+    data = golden / "apart.data"
+    if fault == "missing":
+        data.unlink()
+    else:
+        os.truncate(data, data.stat().st_size - 1)
+    (told,) = wrong(only(golden / "apart.onnx"))
+    kind = Kind.MISSING if fault == "missing" else Kind.DAMAGED
+    assert (told.kind, told.file, told.tensors) == (kind, "apart.data", ("w",))
+
+
+def test_data_of_onnx_lead_out_of_no_folder(golden: Path) -> None:
+    path = golden / "apart.onnx"
+    path.write_bytes(path.read_bytes().replace(b"apart.data", b"../../../x"))
+    (told,) = wrong(only(path))
+    assert (told.kind, "name of a file" in told.what) == (Kind.DAMAGED, True)
+
+
+def test_objects_in_npz_are_judged_as_pickles(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (os.system, ("true",))
+
+    np.savez(tmp_path / "state.npz", a=np.array([Evil()], dtype=object))
+    assert only(tmp_path / "state.npz").state is State.UNSAFE
+
+
+def test_an_npz_whose_header_asks_for_more_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "state.npz"
+    np.save(tmp_path / "a.npy", np.ones(8, np.float32))
+    data = (tmp_path / "a.npy").read_bytes().replace(b"(8,)", b"(9,)")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", data)
+    assert only(path).state is State.DAMAGED
+
+
+def test_keras_files_have_three_members(tmp_path: Path) -> None:
+    """By the documentation of Keras 3; Keras was not installed."""
+    path = tmp_path / "model.keras"
+    names = ("config.json", "metadata.json", "model.weights.h5")
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"{}")
+    assert (only(path).state, only(path).layout) == (State.WHOLE, "keras")
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names[:2]:
+            archive.writestr(name, b"{}")
+    assert only(path).state is State.INCOMPLETE
+
+
+def test_numbers_beside_checkpoints_are_none(tmp_path: Path) -> None:
+    """Else a file of metrics could be the newest whole checkpoint of a run."""
+    (tmp_path / "step_5").mkdir()
+    torch.save({"w": torch.ones(3)}, tmp_path / "step_5" / "model.pt")
+    np.savez(tmp_path / "metrics.npz", loss=np.ones(3))
+    assert [one.path.name for one in judge(tmp_path).reports] == ["step_5"]
+    shutil.rmtree(tmp_path / "step_5")
+    assert judge(tmp_path).reports == []
+    (tmp_path / "metrics.npz").rename(tmp_path / "model_5.npz")
+    assert only(tmp_path).step == 5
+
+
+def test_steps_in_other_formats_are_ordered(golden: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for step in (9, 10):
+        shutil.copy(golden / "flax_model.msgpack", run / f"checkpoint_{step}.msgpack")
+    os.truncate(run / "checkpoint_10.msgpack", 100)
+    told = [(one.step, one.state) for one in judge(run).reports]
+    assert told == [(10, State.DAMAGED), (9, State.WHOLE)]
+
+
+def headers() -> list[tuple[str, bytes]]:
+    """Make files that claim more than they have, or what no reader can follow."""
+    huge = struct.pack("<Q", 1 << 62)
+    gguf = b"GGUF" + struct.pack("<I", 3)
+    text = struct.pack("<Q", 1) + b"k"
+    nested = struct.pack("<I", 9) + struct.pack("<I", 9) + struct.pack("<Q", 1)
+    return [
+        ("a.gguf", gguf + huge + struct.pack("<Q", 0)),
+        ("a.gguf", gguf + struct.pack("<Q", 0) + huge),
+        ("a.gguf", gguf + struct.pack("<QQ", 0, 1) + huge),
+        ("a.gguf", gguf + struct.pack("<QQ", 0, 1) + text + nested * 20),
+        ("a.gguf", gguf + struct.pack("<QQ", 1, 0) + text + struct.pack("<I", 1 << 31)),
+        ("a.h5", b"\x89HDF\r\n\x1a\n" + b"\x07" * 60),
+        ("a.h5", b"\x89HDF\r\n\x1a\n\0"),
+        ("a.msgpack", b"\xdd\xff\xff\xff\xff"),
+        ("a.msgpack", b"\xc6\xff\xff\xff\xff"),
+        ("a.msgpack", b"\x91" * 100_000),
+        ("a.msgpack", b"\xc1"),
+        ("a.msgpack", b"\x01\x01"),
+        ("a.onnx", b"\xff" * 20),
+        ("a.onnx", b"\x3a\xff\xff\xff\xff\x0f"),
+        ("a.onnx", b"\x08\x07"),
+        ("a.npz", b"PK\x03\x04" + bytes(40)),
+        ("a.npz", b""),
+        ("a.pt2", b"PK\x05\x06" + b"\xff" * 18),
+    ]
+
+
+@pytest.mark.parametrize(("name", "data"), headers())
+def test_headers_are_taken_for_nothing(name: str, data: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert only(tmp_path / name).state in (State.DAMAGED, State.UNKNOWN)
+
+
+def test_the_golden_files_are_small(repository: Path) -> None:
+    files = list(trees.files(repository / "tests" / "golden" / "fsck" / "foreign"))
+    assert sum(one.stat().st_size for one in files) < 1 << 16

@@ -1,0 +1,206 @@
+"""Snapshots of torchsnapshot, as it wrote them: it serves other values from a file that was cut."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from url_stores import upload
+
+from ckpt_conformance.contract import trees
+from ckpt_conformance.fsck.formats import torchsnapshot
+from ckpt_conformance.fsck.judge.judge import judge, judge_newest
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, State, TooLarge
+from ckpt_conformance.fsck.source.places import place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ckpt_conformance.fsck.source.findings import Finding, Report
+
+SIGN = torchsnapshot.METADATA
+
+
+@pytest.fixture
+def golden(repository: Path, tmp_path: Path) -> Path:
+    """A copy of what the library wrote."""
+    copy = tmp_path / "golden"
+    shutil.copytree(repository / "tests" / "golden" / "fsck" / "torchsnapshot", copy)
+    return copy
+
+
+def only(path: Path) -> Report:
+    (report,) = judge(path).reports
+    return report
+
+
+def wrong(report: Report) -> list[Finding]:
+    return [one for one in report.findings if one.kind is not Kind.NOTE]
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest of a snapshot."""
+    values = json.loads((folder / SIGN).read_text(encoding="utf-8"))
+    change(values["manifest"])
+    (folder / SIGN).write_text(json.dumps(values), encoding="utf-8")
+
+
+def test_what_torchsnapshot_wrote_is_recognised_and_whole(golden: Path) -> None:
+    reports = {one.path.name: one for one in judge(golden).reports}
+    assert set(reports) == {"step_1", "step_2", "parts"}
+    for report in reports.values():
+        assert (report.layout, report.state, wrong(report)) == (
+            "torchsnapshot",
+            State.WHOLE,
+            [],
+        )
+        assert (report.world_size, report.passed_over) == (1, [])
+    assert [reports[name].tensors for name in ("step_1", "parts")] == [9, 1]
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_an_uncommitted_snapshot_is_incomplete_and_never_the_newest(
+    golden: Path, *, is_empty: bool
+) -> None:
+    if is_empty:
+        (golden / "step_3").mkdir()
+    else:
+        shutil.copytree(golden / "step_2", golden / "step_3")
+        (golden / "step_3" / SIGN).unlink()
+        assert only(golden / "step_3").state is State.INCOMPLETE
+    first = judge(golden).reports[0]
+    assert (first.layout, first.step, first.state) == ("torchsnapshot", 3, State.INCOMPLETE)
+    assert [one.file for one in wrong(first)] == [SIGN]
+    newest = judge_newest(golden).newest_whole
+    assert newest is not None
+    assert newest.path == golden / "step_2"
+
+
+@pytest.mark.parametrize("name", ["step_1", "parts"])
+@pytest.mark.parametrize("left", [0, 0.5, -1])
+def test_a_file_that_was_cut_is_damage(golden: Path, name: str, left: float) -> None:
+    """Of raw tensors that were put together, torchsnapshot 0.1.0 serves other values."""
+    for path in sorted(trees.files(golden / name)):
+        kept = path.read_bytes()
+        path.write_bytes(kept[:-1] if left < 0 else kept[: int(len(kept) * left)])
+        report = only(golden / name)
+        path.write_bytes(kept)
+        assert report.state is State.DAMAGED, path
+        told = str(path.relative_to(golden / name))
+        assert {one.file for one in wrong(report)} == {told}
+
+
+@pytest.mark.parametrize("name", ["step_1", "parts"])
+def test_a_missing_file_is_told_with_its_tensors(golden: Path, name: str) -> None:
+    for path in sorted(trees.files(golden / name)):
+        if path.name == SIGN:
+            continue
+        path.rename(golden.parent / "aside")
+        report = only(golden / name)
+        (golden.parent / "aside").rename(path)
+        (told,) = wrong(report)
+        assert (told.kind, told.file) == (Kind.MISSING, str(path.relative_to(golden / name)))
+        assert told.tensors
+
+
+def test_a_file_that_is_longer_is_damage(golden: Path) -> None:
+    (path,) = (golden / "step_1" / "batched").iterdir()
+    path.write_bytes(path.read_bytes() + b"more")
+    assert only(golden / "step_1").state is State.DAMAGED
+
+
+def test_objects_are_judged_as_pickles(golden: Path) -> None:
+    class Own:
+        pass
+
+    Own.__module__, Own.__qualname__ = "somewhere", "Own"
+    module = types.ModuleType("somewhere")
+    module.Own = Own  # type: ignore[attr-defined]
+    sys.modules["somewhere"] = module
+    try:
+        torch.save(Own(), golden / "step_1" / "0" / "extra" / "nothing")
+    finally:
+        del sys.modules["somewhere"]
+    report = only(golden / "step_1")
+    assert report.state is State.UNSAFE
+    assert [one.name for one in wrong(report)] == ["somewhere.Own"]
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a rank that is none": lambda all_: all_.update({"7/x": all_["0/extra/step"]}),
+    "a key without an entry": lambda all_: all_.pop("0/extra/step"),
+    "a number that is none": lambda all_: all_["0/extra/step"].update(serialized_value="5x"),
+    "a float of three bytes": lambda all_: all_["0/extra/rate"].update(serialized_value="AAAA"),
+    "a type": lambda all_: all_["0/extra/step"].update(type="complex"),
+    "a dtype": lambda all_: all_["0/model/weight"].update(dtype="torch.float31"),
+    "a shape": lambda all_: all_["0/model/weight"].update(shape=[4, 4]),
+    "a negative shape": lambda all_: all_["0/model/weight"].update(shape=[-4, 4]),
+    "a range that is turned": lambda all_: all_["0/model/weight"].update(byte_range=[9, 3]),
+    "a range of text": lambda all_: all_["0/model/weight"].update(byte_range="all"),
+    "a place outside": lambda all_: all_["0/model/weight"].update(location="../../secret"),
+    "an absolute place": lambda all_: all_["0/model/weight"].update(location="/etc/passwd"),
+    "two at one place": lambda all_: all_["0/model/weight"].update(
+        byte_range=[one + 4 for one in all_["0/model/weight"]["byte_range"]]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_metadata_that_contradict_themselves_are_damage(golden: Path, what: str) -> None:
+    edit(golden / "step_1", CHANGES[what])
+    assert only(golden / "step_1").state is State.DAMAGED
+
+
+def test_a_part_of_a_tensor_that_is_left_out_is_told(golden: Path) -> None:
+    edit(golden / "parts", lambda all_: all_["0/extra/w"]["chunks"].pop())
+    assert only(golden / "parts").state is State.DAMAGED
+
+
+def test_shards_of_ranks_cover_their_tensor(golden: Path) -> None:
+    """Written as the library's documentation of `ShardedTensor` has it; no two ranks ran here."""
+
+    def shard(all_: dict[str, Any]) -> None:
+        all_["0/extra/w"] = {"type": "ShardedTensor", "shards": all_["0/extra/w"]["chunks"]}
+
+    edit(golden / "parts", shard)
+    assert only(golden / "parts").state is State.WHOLE
+    edit(golden / "parts", lambda all_: all_["0/extra/w"]["shards"][2]["offsets"].__setitem__(0, 0))
+    assert only(golden / "parts").state is State.DAMAGED
+
+
+def test_yaml_of_older_releases_is_read_and_bounded(
+    golden: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yaml = pytest.importorskip("yaml")
+    sign = golden / "step_1" / SIGN
+    sign.write_text(yaml.safe_dump(json.loads(sign.read_text())), encoding="utf-8")
+    report = only(golden / "step_1")
+    assert (report.state, report.tensors) == (State.WHOLE, 9)
+    sign.write_text("a: !!python/object/apply:os.system ['true']\n", encoding="utf-8")
+    with pytest.raises(Malformed, match="nor YAML"):
+        torchsnapshot.read(sign.read_bytes())
+    assert only(golden / "step_1").state is State.DAMAGED
+    monkeypatch.setattr(torchsnapshot, "_MOST_YAML", 10)
+    with pytest.raises(TooLarge):
+        torchsnapshot.read(sign.read_bytes())
+
+
+def test_a_url_has_the_verdicts_of_a_path(golden: Path) -> None:
+    (golden / "step_2" / SIGN).unlink()
+    try:
+        upload(golden, "memory://golden")
+        here, there = judge(golden), judge(place("memory://golden"))
+    finally:
+        MemoryFileSystem.store.clear()
+    told = [
+        {one.path.name: (one.layout, one.state, one.step, one.findings) for one in judged.reports}
+        for judged in (here, there)
+    ]
+    assert told[0] == told[1]
