@@ -18,6 +18,7 @@ from ckpt_conformance.fsck.source.findings import (
     Protection,
     Report,
     State,
+    Topic,
 )
 from ckpt_conformance.report.terminal import count, shown
 
@@ -41,9 +42,11 @@ _MOST_TENSORS = 3
 def lines(judged: Judged) -> Iterator[str]:
     """Yield the lines: each checkpoint with its findings, the leftovers, the newest whole one."""
     states: Counter[str] = Counter()
+    topics: set[Topic] = set()
     for report in judged.reports:
         yield from _checkpoint(report, judged.path, judged.options)
         states[_verdict(report)] += 1
+        topics |= {one.topic for one in report.findings if one.kind is not Kind.NOTE}
     for name in judged.leftovers[:MOST_FINDINGS]:
         yield f"  leftover  {one_line(name)}: work in progress that nobody finished"
     if len(judged.leftovers) > MOST_FINDINGS:
@@ -54,6 +57,8 @@ def lines(judged: Judged) -> Iterator[str]:
     if states.total() > 1:
         yield ", ".join(f"{number:,} {what}" for what, number in states.items())
     yield from _trackers(judged)
+    if topics:
+        yield f"  more about this: ckpt-conformance fsck --explain {'|'.join(sorted(topics))}"
     if judged.missing:
         yield "newest whole: unknown: not all was judged"
         return

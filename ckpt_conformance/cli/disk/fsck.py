@@ -19,6 +19,7 @@ from ckpt_conformance.cli.disk.options import (
     AllowName,
     AsJson,
     CountNans,
+    Explain,
     FileTimeout,
     MetadataOnly,
     NewestWhole,
@@ -99,6 +100,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     place: PlaceToJudge,
     *,
     newest_whole: NewestWhole = False,
+    explain: Explain = None,
     null: Null = False,
     metadata_only: MetadataOnly = False,
     sample: Sample = 1.0,
@@ -127,6 +129,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.source import places
 
+    del explain  # its callback has printed it
     stopping.end_at_once()
     bound = stopping.Bound(timeout, UNDECIDED, f"{place}: {OUT_OF_TIME}")
     cluster = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs, "threads").place()

@@ -32,6 +32,29 @@ NewestWhole = Annotated[
         help="Print the path of the newest whole checkpoint; 1 if there is none, 2 if unknown."
     ),
 ]
+
+
+def _explain(topic: str | None) -> None:
+    """Print what a topic means, and end."""
+    if topic is None:
+        return
+    from ckpt_conformance.report import explanations, terminal
+
+    for line in explanations.lines(topic):
+        terminal.say(line)
+    raise typer.Exit
+
+
+Explain = Annotated[
+    str | None,
+    typer.Option(
+        "--explain",
+        metavar="TOPIC",
+        is_eager=True,
+        callback=_explain,
+        help="Say what findings about a topic, as `checksum`, mean, and what to do; needs no DIR.",
+    ),
+]
 Null = Annotated[
     bool,
     typer.Option("--null", "-0", help="End the path of --newest-whole with a NUL, not a newline."),

@@ -18,7 +18,12 @@ from ckpt_conformance.fsck.judge.torchsnapshot import snapshot_part
 from ckpt_conformance.fsck.layouts import layouts, listing, names
 from ckpt_conformance.fsck.layouts.layouts import FOREIGN, Format
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, Clock, timed
-from ckpt_conformance.fsck.source.findings import Kind, Malformed, Report
+from ckpt_conformance.fsck.source.findings import (
+    Kind,
+    Malformed,
+    Report,
+    Topic,
+)
 from ckpt_conformance.fsck.source.places import below, folder_at
 from ckpt_conformance.fsck.source.source import in_threads
 from ckpt_conformance.fsck.source.sums import DIVIDED, Sizes
@@ -193,4 +198,4 @@ def _links(overview: Overview, top: Where, report: Report, candidate: Candidate)
         short = below(top / name, candidate.root) or ""
         if short in files:
             report.findings = [finding for finding in report.findings if finding.file != short]
-            report.say(Kind.DAMAGED, short, why)
+            report.say(Kind.DAMAGED, short, why, topic=Topic.LINK)

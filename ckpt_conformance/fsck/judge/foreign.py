@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.fsck.formats import any_zip, foreign
 from ckpt_conformance.fsck.judge.parts import look
 from ckpt_conformance.fsck.layouts.layouts import Format
-from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed
+from ckpt_conformance.fsck.source.findings import (
+    Finding,
+    Kind,
+    Malformed,
+    Topic,
+)
 from ckpt_conformance.fsck.source.sums import Sums, Work, unreadable
 from ckpt_conformance.fsck.source.untrusted import clip, plain
 
@@ -77,7 +82,8 @@ def _check(folder: Folder, name: str, _: memoryview) -> Sums:
                 sums.crc += packed
                 if why:
                     what = f"{clip(member)}: {why}"
-                    sums.findings.append(Finding(Kind.DAMAGED, name, what, (member,)))
+                    bad = Finding(Kind.DAMAGED, name, what, (member,), own_topic=Topic.CHECKSUM)
+                    sums.findings.append(bad)
     except (OSError, Malformed) as error:
         sums.findings.append(unreadable(name, error))
     return sums
@@ -102,5 +108,6 @@ def _external(context: Context, name: str, one: foreign.External) -> None:
     end = one.start + (one.length or 0)
     if end > size:
         what = f"{clip(one.tensor)} ends at byte {end}, and the file has {size} bytes: cut short?"
-        finding = Finding(Kind.DAMAGED, file, what, (one.tensor,), min(one.start, size), size)
+        place = (min(one.start, size), size)
+        finding = Finding(Kind.DAMAGED, file, what, (one.tensor,), *place, own_topic=Topic.SIZE)
         context.report.findings.append(finding)

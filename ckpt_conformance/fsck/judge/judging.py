@@ -29,6 +29,7 @@ from ckpt_conformance.fsck.source.findings import (
     OutOfTime,
     Report,
     State,
+    Topic,
     allowed,
     ordered,
 )
@@ -84,6 +85,13 @@ class Unjudged(StrEnum):
     GONE = "gone"
     LOST = "lost"
     LATE = "late"
+
+
+_TOPICS = {
+    Unjudged.GONE: Topic.GONE,
+    Unjudged.LOST: Topic.UNREACHABLE,
+    Unjudged.LATE: Topic.OUT_OF_TIME,
+}
 
 
 class SharedFile(NamedTuple):
@@ -266,7 +274,7 @@ def unjudged(top: Where, found: Found, why: Unjudged, what: str) -> Judgement:
     """Return the judgement of a checkpoint of which nothing was read; `what` says why."""
     path = top if found.name == "." else top / found.name
     report = Report(path, "unknown", found.step)
-    report.say(Kind.UNKNOWN, "", what)
+    report.say(Kind.UNKNOWN, "", what, topic=_TOPICS[why])
     age = (found.step is not None, found.step or 0, found.changed or 0.0)
     return Judgement(age, report, unjudged=why)
 
@@ -277,7 +285,8 @@ def _note_late(clock: Clock, judgement: Judgement) -> None:
     told = {one.file for one in known if one.kind is Kind.UNKNOWN}
     for name, why in sorted(clock.late.items()):
         if name not in told and judgement.unjudged is None:
-            judgement.sums.findings.append(Finding(Kind.UNKNOWN, name, why))
+            late = Finding(Kind.UNKNOWN, name, why, own_topic=Topic.OUT_OF_TIME)
+            judgement.sums.findings.append(late)
 
 
 def is_there(top: Where, found: Found) -> bool:

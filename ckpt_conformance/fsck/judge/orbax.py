@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.formats import ocdbt, orbax, zarr, zstd
 from ckpt_conformance.fsck.judge.parts import json_part, other_part
-from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, TooLarge
+from ckpt_conformance.fsck.source.findings import (
+    Finding,
+    Kind,
+    Malformed,
+    TooLarge,
+    Topic,
+)
 from ckpt_conformance.fsck.source.source import Absent, EntryKind, chunks
 from ckpt_conformance.fsck.source.sums import Sums, Work, unreadable
 from ckpt_conformance.fsck.source.untrusted import MOST_JSON, clip
@@ -57,9 +63,16 @@ class _Item:
     known: set[str] = field(default_factory=set[str])
     lost: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def say(self, kind: Kind, name: str, what: str, tensors: Collection[str] = ()) -> None:
+    def say(
+        self,
+        kind: Kind,
+        name: str,
+        what: str,
+        tensors: Collection[str] = (),
+        topic: Topic | None = None,
+    ) -> None:
         """Report something about a file of the folder."""
-        self.context.report.say(kind, self.base + name, what, tensors)
+        self.context.report.say(kind, self.base + name, what, tensors, topic)
 
 
 # -- a step ----------------------------------------------------------------------------------------
@@ -114,7 +127,7 @@ def _step(
     folder = context.folder.inner(base).root.resolve().name
     if orbax.TEMPORARY in folder:
         what = "the folder has the name of a save that did not end: Orbax removes it"
-        context.report.say(Kind.MISSING, base + orbax.COMMITTED, what)
+        context.report.say(Kind.MISSING, base + orbax.COMMITTED, what, topic=Topic.COMMIT)
     _marker(context, base, files)
     if orbax.STEP not in files:
         if trees:
@@ -136,7 +149,7 @@ def _step(
         return {}
     if not step.is_committed:
         what = "it has no time of a commit: the save did not end"
-        context.report.say(Kind.MISSING, base + orbax.COMMITTED, what)
+        context.report.say(Kind.MISSING, base + orbax.COMMITTED, what, topic=Topic.COMMIT)
     for item, handler in step.handlers.items():
         _presence(context, base, f"{item}/", files, handler)
     if step.handler and orbax.has_tree(step.handler) and orbax.TREE not in files:
@@ -152,7 +165,7 @@ def _marker(context: Context, base: str, files: Collection[str]) -> None:
     if others or str(context.folder.root).startswith(_GCS):
         why = f"{others[0]} is there" if others else "Orbax writes it last in a bucket"
         what = f"the marker of the commit is missing, and {why}: the save did not end"
-        context.report.say(Kind.MISSING, base + orbax.COMMITTED, what)
+        context.report.say(Kind.MISSING, base + orbax.COMMITTED, what, topic=Topic.COMMIT)
 
 
 def _presence(context: Context, base: str, item: str, files: Collection[str], handler: str) -> None:
@@ -325,7 +338,7 @@ def _arrays(item: _Item, tree: orbax.Tree | None, *, can_read: bool) -> list[Wor
         try:
             size = item.context.folder.size(item.base + file)
             what = f"it has {size} bytes, and arrays are behind its end: cut short?"
-            item.say(Kind.DAMAGED, file, what, names)
+            item.say(Kind.DAMAGED, file, what, names, Topic.SIZE)
         except (OSError, Malformed) as error:
             bad = unreadable(item.base + file, error)
             item.context.report.findings.append(replace(bad, tensors=names))

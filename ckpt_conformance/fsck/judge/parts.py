@@ -26,7 +26,15 @@ from ckpt_conformance.fsck.formats import (
     torch_file,
 )
 from ckpt_conformance.fsck.judge.roles import held
-from ckpt_conformance.fsck.source.findings import Facts, Finding, Kind, Malformed, Report, Unsafe
+from ckpt_conformance.fsck.source.findings import (
+    Facts,
+    Finding,
+    Kind,
+    Malformed,
+    Report,
+    Topic,
+    Unsafe,
+)
 from ckpt_conformance.fsck.source.source import Absent, chunks, chunks_ahead
 from ckpt_conformance.fsck.source.sums import (
     DIVIDED,
@@ -104,7 +112,7 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
     report.findings += problems_of(name, archive)
     if archive.unsummed:
         what = f"{len(archive.unsummed)} records have no CRC: torch was told to compute none"
-        report.say(Kind.NOTE, name, what)
+        report.say(Kind.NOTE, name, what, topic=Topic.NO_CHECKSUM)
     return archive
 
 
@@ -273,7 +281,7 @@ def link_part(context: Context, name: str) -> None:
         context.report.say(Kind.MISSING, name, what)
     else:
         what = f"{context.folder.link_problem(name)}: give the path that it leads to"
-        context.report.say(Kind.DAMAGED, name, what)
+        context.report.say(Kind.DAMAGED, name, what, topic=Topic.LINK)
 
 
 # -- the index of Hugging Face ---------------------------------------------------------------------
@@ -434,7 +442,7 @@ def metadata_of(context: Context, base: str, name: str = dcp.METADATA) -> dcp.Me
         return dcp.read_metadata(context.folder.read(base + name, MOST_JSON))
     except Absent:
         what = "it is missing: the save did not end, or the commit was taken back"
-        context.report.say(Kind.MISSING, base + name, what)
+        context.report.say(Kind.MISSING, base + name, what, topic=Topic.COMMIT)
     except (OSError, Malformed) as error:
         context.refuse(base + name, error)
     return None
@@ -516,7 +524,9 @@ def _refused(context: Context, name: str, items: Sequence[dcp.Item], size: int) 
         if why:
             what = f"the item of {clip(item.key)} at {start}..{end} {why} ({size} bytes)"
             place = (start, min(end, max(size, start)))
-            context.report.findings.append(Finding(Kind.DAMAGED, name, what, (item.key,), *place))
+            finding = Finding(Kind.DAMAGED, name, what, (item.key,), *place)
+            topic = Topic.SIZE if end > size else None
+            context.report.findings.append(replace(finding, own_topic=topic))
         else:
             good.append(item)
         at = max(at, end)
@@ -669,7 +679,8 @@ def _digest_work(context: Context, base: str, name: str, listed: manifest.Manife
         what = f"it has {size} bytes, and {entry.size} were written"
         low, high = sorted((size, entry.size))
         cut = tuple(extent.tensor for extent in extents if extent.end > low)
-        report.findings.append(Finding(Kind.DAMAGED, base + name, what, cut, low, high))
+        finding = Finding(Kind.DAMAGED, base + name, what, cut, low, high, own_topic=Topic.SIZE)
+        report.findings.append(finding)
         return []
     return [Work(size, partial(_check_digest, context, base, name, listed))]
 
@@ -695,7 +706,8 @@ def _check_digest(
         where = _where(folder, base, name, extents, buffer)
         unknown = "" if where else ": no CRC tells where"
         what = f"its BLAKE3 is {digest[:16]}…, and {file.blake3[:16]}… was written{unknown}"
-        result.findings += [Finding(Kind.DAMAGED, base + name, what), *where]
+        finding = Finding(Kind.DAMAGED, base + name, what, own_topic=Topic.CHECKSUM)
+        result.findings += [finding, *where]
     return result
 
 

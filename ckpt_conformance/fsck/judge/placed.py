@@ -12,7 +12,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.judge.roles import is_count
-from ckpt_conformance.fsck.source.findings import Kind, Role
+from ckpt_conformance.fsck.source.findings import (
+    Kind,
+    Role,
+    Topic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -84,17 +88,17 @@ def _misplaced(report: Report, files: Mapping[str, Held]) -> None:
         takers = {other for other in robbed - {name} if named(other) & sought}
         twin = _twin(name, one, files)
         if twin and named(name):
-            report.say(Kind.DAMAGED, name, f"{_holds(one)}: byte for byte the records of {twin}")
+            what = f"{_holds(one)}: byte for byte the records of {twin}"
+            report.say(Kind.DAMAGED, name, what, topic=Topic.ROLE)
         elif takers and (named(name) or report.layout in LIBRARIES):
             lost |= dict.fromkeys(takers, name) | {name: min(takers)}
     for name, other in sorted(lost.items()):
         what = _holds(files[name]) if name in wrong else "its content is not that of its name"
-        report.say(
-            Kind.DAMAGED, name, f"{what}, and {_last(other)} is not what its name says: swapped?"
-        )
+        why = f"{what}, and {_last(other)} is not what its name says: swapped?"
+        report.say(Kind.DAMAGED, name, why, topic=Topic.ROLE)
     known = {one.file for one in report.findings if one.kind is Kind.DAMAGED}
     for name in sorted(name for name in wrong.keys() - known if named(name)):
-        report.say(Kind.NOTE, name, f"{_holds(wrong[name])}: is that meant?")
+        report.say(Kind.NOTE, name, f"{_holds(wrong[name])}: is that meant?", topic=Topic.ROLE)
 
 
 def _is_robbed(own: frozenset[Role], one: Held) -> bool:
@@ -146,7 +150,7 @@ def _say_unlike(report: Report, counter: str, said: Mapping[str, int]) -> None:
         if not (is_clear and number == most):
             others = sorted({other for other in numbers if other != number})[:4]
             what = f"its {counter} count is {number}, and of other ranks {others}"
-            report.say(kind, name, f"{what}: of another save?")
+            report.say(kind, name, f"{what}: of another save?", topic=Topic.ANOTHER_SAVE)
 
 
 def _worlds(report: Report, files: Mapping[str, Facts]) -> None:
@@ -157,7 +161,9 @@ def _worlds(report: Report, files: Mapping[str, Facts]) -> None:
             sizes = sorted(set(said.values()))[:4]
             for name, size in sorted(said.items()):
                 what = f"its {key} is {size}, and the files beside it say {sizes}"
-                report.say(Kind.DAMAGED, name, f"{what}: of another save?")
+                report.say(
+                    Kind.DAMAGED, name, f"{what}: of another save?", topic=Topic.ANOTHER_SAVE
+                )
         elif key == "dp_world_size" and said:
             _say_beyond(report, files, min(said.values()))
 
@@ -189,7 +195,7 @@ def _say_others(report: Report, key: str, said: Mapping[str, int]) -> None:
         for name, number in sorted(said.items()):
             if number != report.step:
                 what = f"its {key} count is {number}, and the name and others say {report.step}"
-                report.say(Kind.NOTE, name, what)
+                report.say(Kind.NOTE, name, what, topic=Topic.ANOTHER_SAVE)
 
 
 def _torch(files: Mapping[str, Facts]) -> Iterator[tuple[str, Facts]]:

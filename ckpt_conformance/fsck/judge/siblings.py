@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from ckpt_conformance.fsck.judge.placed import LIBRARIES, counts_of, named
 from ckpt_conformance.fsck.judge.roles import is_count
-from ckpt_conformance.fsck.source.findings import NO_FACTS, Finding, Kind, Role
+from ckpt_conformance.fsck.source.findings import (
+    NO_FACTS,
+    Finding,
+    Kind,
+    Role,
+    Topic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -188,7 +194,8 @@ def _stale(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
     for (at, name), what in off.items():
         others = right[at] - {name}
         kind = Kind.DAMAGED if others else Kind.NOTE  # else all of it may be of another branch
-        found[at, name] = Finding(kind, run[at].real(name), what)
+        own = run[at].real(name)
+        found[at, name] = Finding(kind, own, what, own_topic=Topic.ANOTHER_SAVE)
     for name in sorted({name for kin in run for name in kin.files}):
         for at, finding in _repeated(run, name):
             found.setdefault((at, name), finding)
@@ -283,7 +290,8 @@ def _repeated(run: Sequence[Kin], name: str) -> list[tuple[int, Finding]]:
             continue
         kind = Kind.DAMAGED if is_sure else Kind.NOTE
         what = f"its records are those of step {run[before].step}, and {', '.join(moved)} went on"
-        found.append((at, Finding(kind, kin.real(name), what)))
+        own = kin.real(name)
+        found.append((at, Finding(kind, own, what, own_topic=Topic.ANOTHER_SAVE)))
     return found
 
 

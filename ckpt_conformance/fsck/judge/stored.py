@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 from ckpt_conformance.fsck.judge.judging import Job, Judgement, SharedFile, Slice, Unjudged
 from ckpt_conformance.fsck.judge.siblings import kin_from
 from ckpt_conformance.fsck.layouts.listing import Found, Sort, Weight
-from ckpt_conformance.fsck.source.findings import Finding, Kind, NotFinite, Report, ordered
+from ckpt_conformance.fsck.source.findings import (
+    Finding,
+    Kind,
+    NotFinite,
+    Report,
+    Topic,
+    ordered,
+)
 from ckpt_conformance.fsck.source.places import named
 from ckpt_conformance.fsck.source.sums import Sums
 
@@ -243,6 +250,7 @@ def _finding_of(plain: FindingJson) -> Finding:
         plain["start"],
         plain["end"],
         plain.get("name", ""),  # results of the first release have none
+        Topic(plain["topic"]) if "topic" in plain else None,
     )
 
 

@@ -80,6 +80,28 @@ class Kind(StrEnum):
     UNSAFE = "unsafe"
 
 
+class Topic(StrEnum):
+    """What sort of thing a finding is about; `fsck --explain TOPIC` says what to do."""
+
+    CHECKSUM = "checksum"
+    STRUCTURE = "structure"
+    SIZE = "size"
+    ANOTHER_SAVE = "another-save"
+    ROLE = "role"
+    ABSENT = "absent"
+    COMMIT = "commit"
+    RUNS_CODE = "runs-code"
+    LINK = "link"
+    TOO_LARGE = "too-large"
+    OUT_OF_TIME = "out-of-time"
+    UNREACHABLE = "unreachable"
+    PERMISSION = "permission"
+    GONE = "gone"
+    NOT_JUDGED = "not-judged"
+    NO_CHECKSUM = "no-checksum"
+    REMARK = "remark"
+
+
 STATES = {
     Kind.NOTE: State.WHOLE,
     Kind.UNKNOWN: State.UNKNOWN,
@@ -90,8 +112,18 @@ STATES = {
 SEVERITY = list(State)
 
 
+TOPICS = {
+    Kind.NOTE: Topic.REMARK,
+    Kind.UNKNOWN: Topic.NOT_JUDGED,
+    Kind.MISSING: Topic.ABSENT,
+    Kind.DAMAGED: Topic.STRUCTURE,
+    Kind.UNSAFE: Topic.RUNS_CODE,
+}
+"""What a finding is about that says no more than its kind."""
+
+
 class FindingJson(TypedDict):
-    """A `Finding` in the output of `fsck --json`."""
+    """A `Finding` in the output of `fsck --json`; results of earlier releases have no topic."""
 
     kind: str
     file: str
@@ -100,6 +132,7 @@ class FindingJson(TypedDict):
     start: int | None
     end: int | None
     name: str
+    topic: NotRequired[str]
 
 
 class NotFiniteJson(TypedDict):
@@ -151,6 +184,7 @@ class Finding:
         tensors: names of the tensors whose bytes it is about; empty where it is about none.
         start, end: the bytes of the file, end exclusive; None where it is about the whole file.
         name: what an unsafe pickle asks for, as `module.name`; `*` for several; empty elsewhere.
+        own_topic: what it is about, where its kind does not say it all.
 
     """
 
@@ -161,6 +195,12 @@ class Finding:
     start: int | None = None
     end: int | None = None
     name: str = ""
+    own_topic: Topic | None = None
+
+    @property
+    def topic(self) -> Topic:
+        """What it is about."""
+        return self.own_topic or TOPICS[self.kind]
 
     def to_json(self) -> FindingJson:
         """Return plain types."""
@@ -172,6 +212,7 @@ class Finding:
             "start": self.start,
             "end": self.end,
             "name": self.name,
+            "topic": str(self.topic),
         }
 
 
@@ -334,9 +375,16 @@ class Report:
         self.crc += sums.crc
         self.structure += sums.structure
 
-    def say(self, kind: Kind, file: str, what: str, tensors: Iterable[str] = ()) -> None:
+    def say(
+        self,
+        kind: Kind,
+        file: str,
+        what: str,
+        tensors: Iterable[str] = (),
+        topic: Topic | None = None,
+    ) -> None:
         """Add a finding about a whole file or tensor."""
-        self.findings.append(Finding(kind, file, what, tuple(tensors)))
+        self.findings.append(Finding(kind, file, what, tuple(tensors), own_topic=topic))
 
     def take_findings(self, findings: Iterable[Finding]) -> None:
         """Add findings that came when everything else was known."""

@@ -7,11 +7,19 @@ import importlib
 import sys
 import threading
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, NotRead, Unsafe
+from ckpt_conformance.fsck.source.findings import (
+    Finding,
+    Kind,
+    Malformed,
+    NotRead,
+    OutOfTime,
+    Topic,
+    Unsafe,
+)
 from ckpt_conformance.fsck.source.source import Absent, Unreachable, chunks
 
 if TYPE_CHECKING:
@@ -134,7 +142,8 @@ def _compare(name: str, span: Span, crc: int, sums: Sums) -> None:
     if crc != span.crc:
         what = f"{span.what} has CRC-32 {crc:08x}, and {span.crc:08x} was written"
         place = (span.start, span.end)
-        sums.findings.append(Finding(Kind.DAMAGED, name, what, span.tensors, *place))
+        finding = Finding(Kind.DAMAGED, name, what, span.tensors, *place)
+        sums.findings.append(replace(finding, own_topic=Topic.CHECKSUM))
 
 
 class _Divided:
@@ -211,16 +220,19 @@ def run_all(works: Sequence[Work], buffer: memoryview) -> Iterator[Sums]:
 def unreadable(name: str, error: OSError | Malformed) -> Finding:
     """Make a finding of why a file could not be read: missing, refused, or a failing disk."""
     if isinstance(error, NotRead):
-        return Finding(Kind.UNKNOWN, name, str(error))
+        is_late = isinstance(error, OutOfTime)
+        topic = Topic.OUT_OF_TIME if is_late else Topic.TOO_LARGE
+        return Finding(Kind.UNKNOWN, name, str(error), own_topic=topic)
     if isinstance(error, Malformed):
         kind = Kind.UNSAFE if isinstance(error, Unsafe) else Kind.DAMAGED
         return Finding(kind, name, str(error), error.tensors, error.start, error.end)
     if isinstance(error, Absent):
         return Finding(Kind.MISSING, name, "the file is missing")
     if isinstance(error, Unreachable):
-        return Finding(Kind.UNKNOWN, name, str(error))
+        return Finding(Kind.UNKNOWN, name, str(error), own_topic=Topic.UNREACHABLE)
     if isinstance(error, PermissionError):
-        return Finding(Kind.UNKNOWN, name, "not readable by this user: run as one who may")
+        why = "not readable by this user: run as one who may"
+        return Finding(Kind.UNKNOWN, name, why, own_topic=Topic.PERMISSION)
     return Finding(Kind.DAMAGED, name, f"reading fails: {error.strerror or error}")
 
 

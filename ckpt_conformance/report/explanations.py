@@ -1,0 +1,171 @@
+"""What `fsck --explain TOPIC` says: what a finding means, what a load does with it, what to do."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpt_conformance.contract.requests import RequestError, nearest
+from ckpt_conformance.fsck.source.findings import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WIDTH = 96  # columns of a text
+
+
+class Explanation(NamedTuple):
+    """One topic in words.
+
+    Attributes:
+        means: what was found, and what does such a thing.
+        load: what the libraries do when they load it.
+        check: how to see it without fsck.
+        do: what to do next.
+
+    """
+
+    means: str
+    load: str
+    check: str
+    do: str
+
+
+EXPLANATIONS = {
+    Topic.CHECKSUM: Explanation(
+        "Bytes differ from the digest or the CRC-32 that was written with them: a disk, a "
+        "network, a copy or memory changed them after the save, or in the middle of it.",
+        "torch.load, DCP and safetensors compare no checksum of payload: the changed numbers are "
+        "served. zip tools and the reference manager refuse.",
+        "`unzip -t FILE` for archives of torch; `sha256sum` of this copy and of another one.",
+        "Do not resume from it. Take an older checkpoint (`fsck RUN --newest-whole`), or another "
+        "copy of this one. If copies differ, look at the disk, and at what copied it.",
+    ),
+    Topic.STRUCTURE: Explanation(
+        "A header, an index or a pickle contradicts itself, the file, or another file: something "
+        "that no save writes. Mostly the file was overwritten, cut, or mixed with another one.",
+        "Most loads raise; some serve what is left, or zeros.",
+        "Load it on a machine that you can spare, with weights_only=True.",
+        "Take an older checkpoint (`fsck RUN --newest-whole`), or another copy of this one.",
+    ),
+    Topic.SIZE: Explanation(
+        "The file is shorter or longer than what refers to it says: a save that was killed, a "
+        "full disk, an upload that was cut short.",
+        "A load raises where bytes are missing; readers that map files may serve zeros, or die.",
+        "`ls -l FILE`, here and where it was copied from; `df` of the disk.",
+        "Copy it again if the original is whole. Take an older checkpoint (`fsck RUN --newest-"
+        "whole`), or another copy of this one.",
+    ),
+    Topic.ANOTHER_SAVE: Explanation(
+        "Files of one checkpoint disagree about the step, the number of ranks, or what was "
+        "counted: some are of another save, as after a copy by hand, a partial restore, or a save"
+        " that wrote over an older one and was killed.",
+        "Every file loads by itself, so nothing is raised: the job goes on from a mixture.",
+        "Compare the times of the files, and the steps in them.",
+        "Put the files of one save together, or take another checkpoint.",
+    ),
+    Topic.ROLE: Explanation(
+        "A file holds the state of something else than its name says: two files have changed "
+        "places, or one was copied over the other.",
+        "load_state_dict raises in most cases; with strict=False, or of two alike, it does not.",
+        "Load both files with weights_only=True, and look at their keys.",
+        "Rename them back, if both are whole, and judge again.",
+    ),
+    Topic.ABSENT: Explanation(
+        "A file is missing that an index, a manifest, numbers in names, or the library's own "
+        "rules say must be there.",
+        "A load raises, or starts that part anew without a word (generators, schedulers).",
+        "`ls` here, and where it was copied from; the log of the save.",
+        "Copy what is missing. Take an older checkpoint (`fsck RUN --newest-whole`), or another "
+        "copy of this one.",
+    ),
+    Topic.COMMIT: Explanation(
+        "What the library writes last is missing, so the save did not end: it was killed, it "
+        "failed, or it goes on at this moment.",
+        "The library does not list it, or raises.",
+        "Look whether a process still writes there (`lsof +D DIR`), and into the log of the save.",
+        "If it is being written, judge it again later. Else take an older checkpoint (`fsck RUN "
+        "--newest-whole`), or another copy of this one.",
+    ),
+    Topic.RUNS_CODE: Explanation(
+        "A pickle asks for a name that no library writes into a checkpoint. To load it may run "
+        "what it says: that can be a class of your team, or an attack.",
+        "torch.load(weights_only=False), pickle.load and joblib import and call it at once.",
+        "`python -m pickletools FILE` shows what it asks for; ask who made the file.",
+        "Load it nowhere until you know. If the name is yours: --allow-name MODULE.NAME.",
+    ),
+    Topic.LINK: Explanation(
+        "A symbolic link leads out of the folder that was judged, or to nothing. It is not "
+        "followed: what it leads to is not part of what you have named.",
+        "A load follows it, on machines where it leads somewhere.",
+        "`readlink -f FILE`.",
+        "Judge the folder that it leads to, or copy the file into the checkpoint.",
+    ),
+    Topic.TOO_LARGE: Explanation(
+        "A structure is larger than what is read of files that nobody vouches for. Nothing is "
+        "known to be wrong with it.",
+        "A load reads it, and takes the memory that it asks for.",
+        "`ls -l FILE`; docs/fsck.md has the limits.",
+        "If it is yours, and real, load it once to see; please report it.",
+    ),
+    Topic.OUT_OF_TIME: Explanation(
+        "Reading took longer than --timeout or --file-timeout allows, or a read did not come back.",
+        "A load waits as long, or for ever.",
+        "`dd if=FILE of=/dev/null`; `dmesg` for errors of the disk; the state of the mount.",
+        "Give it more time, or mend the disk or the network.",
+    ),
+    Topic.UNREACHABLE: Explanation(
+        "A store did not give the bytes, or gave fewer than it says there are, three times; or no"
+        " worker of the cluster could judge it.",
+        "A load fails, or tries again.",
+        "Get the object with the store's own tool.",
+        "Judge it again when the store answers. Nothing is known of the checkpoint until then.",
+    ),
+    Topic.PERMISSION: Explanation(
+        "This user may not read the file.",
+        "A load as this user raises PermissionError.",
+        "`namei -l FILE` shows who may do what on the way to it.",
+        "Judge it as the user who will load it.",
+    ),
+    Topic.GONE: Explanation(
+        "It was listed, and was not there any more when it was read: rotation has removed it.",
+        "It can not be loaded any more.",
+        "List the folder again.",
+        "Nothing, if your job rotates. Judge again for a report without it.",
+    ),
+    Topic.NOT_JUDGED: Explanation(
+        "Something keeps fsck from judging it: a format that it cannot read, or a package that is"
+        " missing; the finding says which. Nothing is known to be wrong with it.",
+        "A load may work.",
+        "Load it where that is safe.",
+        "Do what the finding says, and judge it again.",
+    ),
+    Topic.NO_CHECKSUM: Explanation(
+        "The records were written without a CRC (torch.serialization.set_crc32_options(False)).",
+        "It loads. Changed bytes cannot be told from right ones.",
+        "`unzip -lv FILE` shows 00000000 as CRC.",
+        "Leave CRCs on, or keep digests of your own; a gate can ask for --require-coverage.",
+    ),
+    Topic.REMARK: Explanation(
+        "Something worth knowing that changes no state; the finding says what.",
+        "It loads.",
+        "-",
+        "Nothing, if it is meant.",
+    ),
+}
+
+
+def lines(topic: str) -> Iterator[str]:
+    """Yield the lines of one topic; raises RequestError for one that does not exist."""
+    known = [str(one) for one in Topic]
+    if topic not in known:
+        listed = ", ".join(known)
+        raise RequestError(
+            f"no finding is about {topic!r}; {nearest(topic, known)}topics: {listed}"
+        )
+    told = EXPLANATIONS[Topic(topic)]
+    heads = ("what it means", "what a load does", "how to check", "what to do")
+    yield topic
+    for head, text in zip(heads, told, strict=True):
+        yield f"  {head}"
+        yield from textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")

@@ -1,0 +1,52 @@
+"""What `fsck --explain` says: every topic has its words, and every finding its topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from fsck_runs import Finished
+from test_cli_fsck import cli
+
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import TOPICS, Kind, Topic
+from ckpt_conformance.report import explanations
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_every_topic_is_explained() -> None:
+    assert list(explanations.EXPLANATIONS) == list(Topic)
+    assert set(TOPICS) == set(Kind)
+    for told in explanations.EXPLANATIONS.values():
+        assert all(text.endswith((".", "-")) for text in told)
+
+
+@pytest.mark.parametrize("topic", Topic)
+def test_it_needs_no_folder(topic: Topic) -> None:
+    done = Finished("fsck", "--explain", topic)
+    assert done.status == 0
+    assert done.out.splitlines()[0] == topic
+    assert "what to do" in done.out
+
+
+def test_an_unknown_topic_is_told_with_those_that_there_are() -> None:
+    done = cli("fsck", "--explain", "chksum")
+    assert done.returncode == 2
+    assert "did you mean checksum" in done.stderr
+
+
+def test_findings_say_where_to_read_more(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (tmp_path / f"step_{step}").mkdir()
+        torch.save({"w": torch.ones(300)}, tmp_path / f"step_{step}" / "model.pt")
+    path = tmp_path / "step_2" / "model.pt"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\x00\x00\x80\x3f" * 4) + 5] ^= 1
+    path.write_bytes(data)
+    done = cli("fsck", tmp_path)
+    assert "more about this: ckpt-conformance fsck --explain checksum" in done.stdout
+    topics = {one.topic for report in judge(tmp_path).reports for one in report.findings}
+    assert topics == {Topic.CHECKSUM}
