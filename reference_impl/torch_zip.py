@@ -359,11 +359,14 @@ class StructureUnpickler(pickle.Unpickler):
         first: int,
         layout: tuple[tuple[int, ...], tuple[int, ...]],
     ) -> TensorRef:
-        """The place of a tensor, if it lies inside its storage and in C order."""
+        """The place of a tensor, if it lies inside its storage and in C order.
+
+        One without elements has no order: a slice of nothing keeps the strides of the whole.
+        """
         shape, stride = layout
         numel = 1
         for size, step in zip(reversed(shape), reversed(stride), strict=True):
-            if size < 0 or (step != numel and size > 1):
+            if size < 0 or (step != numel and size > 1 and 0 not in shape):
                 raise CheckpointDamaged(f"{self._file} holds a tensor that is not contiguous")
             numel *= size
         offset, nbytes = first * dtype.itemsize, numel * dtype.itemsize

@@ -45,7 +45,18 @@ def lines(compared: Compared, *, show_all: bool = False) -> Iterator[str]:
     counts = {Status(name): number for name, number in compared.counts.items() if number}
     parts = [f"{number:,} {_WORDS[status]}" for status, number in counts.items()]
     yield f"{', '.join(parts) or 'nothing to compare'} ({compared.nbytes:,} bytes of tensors)"
-    yield "different" if compared.differences else "the same, bit for bit"
+    yield _outcome(compared)
+
+
+def _outcome(compared: Compared) -> str:
+    """Write the last line; files that differ may hold the same tensors, written another time."""
+    if not compared.differences:
+        return "the same, bit for bit"
+    by_bytes = max(compared.a.by_bytes, compared.b.by_bytes)
+    if not by_bytes:
+        return "different"
+    files = count(by_bytes, "file")
+    return f"different bytes in files; tensors in {files} are not read here, and may be the same"
 
 
 _SIDES = {Kind.MISSING: "incomplete", Kind.DAMAGED: "damaged", Kind.UNSAFE: "unsafe"}

@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, State
+from ckpt_conformance.report import diff_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -219,3 +221,22 @@ def test_headers_are_taken_for_nothing(name: str, data: bytes, tmp_path: Path) -
 def test_the_golden_files_are_small(repository: Path) -> None:
     files = list(trees.files(repository / "tests" / "golden" / "fsck" / "foreign"))
     assert sum(one.stat().st_size for one in files) < 1 << 16
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_nan_is_said_of_numbers_that_were_not_read(golden: Path, name: str) -> None:
+    (report,) = judge(golden / name, Options(nan=True)).reports
+    assert report.not_finite is None
+    assert any("NaNs were not counted" in one.what for one in report.findings)
+
+
+def test_diff_compares_the_data_of_onnx_in_another_file(golden: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(golden, other)
+    assert not diff(golden / "apart.onnx", other / "apart.onnx").differences
+    data = bytearray((other / "apart.data").read_bytes())
+    data[300] ^= 1
+    (other / "apart.data").write_bytes(data)
+    compared = diff(golden / "apart.onnx", other / "apart.onnx")
+    assert [one.name for one in compared.differences] == ["apart.data"]
+    assert [*diff_lines.lines(compared)][-1].startswith("different bytes in files; tensors in 2")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_conformance.fsck.contents import tiles
-from ckpt_conformance.fsck.contents.content import Tensor
+from ckpt_conformance.fsck.contents.entries import Tensor
 from ckpt_conformance.fsck.contents.tiles import Piece, Reader, dense
 from ckpt_conformance.fsck.diff.compare import Sides
 from ckpt_conformance.fsck.source.disk import DiskFolder

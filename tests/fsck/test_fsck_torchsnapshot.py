@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from url_stores import upload
 
 from ckpt_conformance.contract import trees
+from ckpt_conformance.fsck.diff.compare import Status
+from ckpt_conformance.fsck.diff.diff import diff
 from ckpt_conformance.fsck.formats import torchsnapshot
-from ckpt_conformance.fsck.judge.judge import judge, judge_newest
+from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, State, TooLarge
 from ckpt_conformance.fsck.source.places import place
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.findings import Finding, Report
 
 SIGN = torchsnapshot.METADATA
+STEPS = ("step_1", "step_2")
 
 
 @pytest.fixture
@@ -204,3 +208,90 @@ def test_a_url_has_the_verdicts_of_a_path(golden: Path) -> None:
         for judged in (here, there)
     ]
     assert told[0] == told[1]
+
+
+# -- diff, and NaN ---------------------------------------------------------------------------------
+
+
+def place_of(folder: Path, name: str) -> tuple[Path, int]:
+    """Return the file of a raw tensor, and where it begins there."""
+    stored = torchsnapshot.read((folder / SIGN).read_bytes()).stored
+    (one,) = (one for one in stored if one.name == name)
+    return folder / one.file, one.start
+
+
+def plant(folder: Path, name: str, value: float) -> None:
+    """Write another first element into a raw tensor."""
+    file, start = place_of(folder, name)
+    data = bytearray(file.read_bytes())
+    data[start : start + 4] = struct.pack("<f", value)
+    file.write_bytes(data)
+
+
+def test_one_state_saved_twice_is_the_same_under_other_names_of_files(golden: Path) -> None:
+    names = [{file.name for file in (golden / step / "batched").iterdir()} for step in STEPS]
+    assert names[0] != names[1]
+    compared = diff(*(golden / step for step in STEPS))
+    assert (compared.differences, len(compared.same)) == ([], 28)
+
+
+def test_an_element_is_found_by_the_name_of_its_tensor(golden: Path) -> None:
+    plant(golden / "step_2", "0/optim/state/1/exp_avg", 2.0)
+    (found,) = diff(*(golden / step for step in STEPS)).differences
+    assert (found.name, found.count, found.first) == ("optim.state.1.exp_avg", 1, (0,))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "name"),
+    [
+        ("0/extra/step", {"serialized_value": "6"}, "extra.step"),
+        ("0/extra/rate", {"serialized_value": "AAAAAAAA4L8="}, "extra.rate"),
+        ("0/extra/raw", {"serialized_value": "eHk="}, "extra.raw"),
+    ],
+)
+def test_a_value_in_the_metadata_is_compared(
+    golden: Path, path: str, value: dict[str, str], name: str
+) -> None:
+    edit(golden / "step_2", lambda all_: all_[path].update(value))
+    assert [one.name for one in diff(*(golden / step for step in STEPS)).differences] == [name]
+
+
+def test_keys_of_another_type_differ(golden: Path) -> None:
+    edit(golden / "step_2", lambda all_: all_["0/optim/state"].update(keys=["0", 1]))
+    (found,) = diff(*(golden / step for step in STEPS)).differences
+    assert (found.name, found.status) == ("optim.state.0", Status.KEY)
+
+
+def test_shards_of_two_ranks_are_put_together(golden: Path) -> None:
+    shutil.copytree(golden / "parts", golden / "ranks")
+
+    def divide(all_: dict[str, Any]) -> None:
+        chunks = all_.pop("0/extra/w")["chunks"]
+        for rank, own in enumerate((chunks[:2], chunks[2:])):
+            all_[f"{rank}/extra/w"] = {"type": "ShardedTensor", "shards": own}
+        all_["1/extra"] = all_["0/extra"]
+
+    edit(golden / "ranks", divide)
+    values = json.loads((golden / "ranks" / SIGN).read_text(encoding="utf-8"))
+    (golden / "ranks" / SIGN).write_text(json.dumps({**values, "world_size": 2}), encoding="utf-8")
+    compared = diff(golden / "parts", golden / "ranks")
+    assert (compared.differences, compared.same) == ([], ["extra.w"])
+
+
+def test_a_value_of_each_rank_has_the_rank_in_its_name(golden: Path) -> None:
+    def second(all_: dict[str, Any]) -> None:
+        all_["1/extra"] = {"type": "dict", "keys": ["step"]}
+        all_["1/extra/step"] = {**all_["0/extra/step"], "serialized_value": "7"}
+
+    edit(golden / "step_2", second)
+    sign = golden / "step_2" / SIGN
+    values = json.loads(sign.read_text(encoding="utf-8"))
+    sign.write_text(json.dumps({**values, "world_size": 2}), encoding="utf-8")
+    names = {one.name for one in diff(*(golden / step for step in STEPS)).differences}
+    assert {"extra.step", "rank0.extra.step", "rank1.extra.step"} <= names
+
+
+def test_nan_is_counted_in_raw_tensors(golden: Path) -> None:
+    plant(golden / "step_1", "0/model/weight", float("nan"))
+    (report,) = judge(golden / "step_1", Options(nan=True)).reports
+    assert [(one.tensor, one.nan) for one in report.not_finite or ()] == [("model.weight", 1)]

@@ -96,7 +96,12 @@ def test_layouts_and_views_of_memory(tmp_path: Path, kind: str) -> None:
 
 @KINDS
 @pytest.mark.parametrize(
-    "model", [torch.nn.Identity(), torch.nn.ParameterList([torch.zeros(0, 3)])]
+    "model",
+    [
+        torch.nn.Identity(),
+        torch.nn.ParameterList([torch.zeros(0, 3)]),
+        torch.nn.ParameterList([torch.ones(3, 5)[:, :0]]),  # with the strides of the whole
+    ],
 )
 def test_a_model_of_nothing(tmp_path: Path, kind: str, model: torch.nn.Module) -> None:
     """No tensor at all, or empty ones only, is a state too (I02)."""

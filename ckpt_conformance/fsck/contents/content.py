@@ -2,28 +2,29 @@
 
 Names are the keys joined by dots. Where a checkpoint has several files of data, the name of the
 file comes first (`optimizer.state.0.exp_avg` of `optimizer.bin`), less the step in it. The per-rank
-and the DCP format of the reference manager give the same names, but for the optimizers of ranks. A
-file that no reader knows is compared byte by byte, under its own name.
+and the DCP format of the reference manager give the same names. A file that no reader knows is
+compared byte by byte, under its own name.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.contents import leaves
+from ckpt_conformance.fsck.contents import leaves, ranks, snapshots
+from ckpt_conformance.fsck.contents.entries import BYTES, Content, Tensor, add_item, tree_entries
 from ckpt_conformance.fsck.contents.leaves import Value, joined
 from ckpt_conformance.fsck.contents.tiles import Piece, dense_piece
 from ckpt_conformance.fsck.formats import (
     dcp,
+    foreign,
     hf_shards,
     manifest,
     safetensors_file,
     torch_file,
 )
-from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
+from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE
 from ckpt_conformance.fsck.layouts import layouts
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -33,65 +34,17 @@ from ckpt_conformance.fsck.source.untrusted import MOST_JSON, is_dict, parse_any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ckpt_conformance.fsck.contents.entries import Entry
     from ckpt_conformance.fsck.formats.cover import Box
     from ckpt_conformance.fsck.layouts.layouts import Candidate, Part
     from ckpt_conformance.fsck.source.source import Folder, Readable
 
-BYTES = "bytes"
-"""The dtype of a file that no reader knows."""
 _TAG = "__ckpt__"
 _REFERENCE_FILE = re.compile(r"(model|optim|extra)_\d+(?:_rank(\d+))?\.pt")
+_OF_RANK = re.compile(r"rank\d+\.")
 _DCP_RANK = re.compile(r"extra_state_(rank\d+)\.pt")
 _DATA = (Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.HF_SHARDS)
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor in the global view: its pieces cover it.
-
-    Attributes:
-        dtype: the name of the torch dtype, or BYTES.
-        item: bytes of an element.
-        pending: what is still to be done with the elements, as `conj`; mostly nothing.
-        requires_grad: whether a load gives one that gets a gradient; None where nothing says so.
-
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-    item: int
-    pending: str = ""
-    requires_grad: bool | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return elements(self.shape) * self.item
-
-
-Entry = Tensor | Value
-
-
-@dataclass
-class Content:
-    """The entries of a checkpoint by name, and the folder of its files.
-
-    Attributes:
-        keys: types of keys of dicts, by the names that they lead to, as far as files say them.
-
-    """
-
-    folder: Folder
-    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
-    keys: dict[str, str] = field(default_factory=dict[str, str])
-
-    def add(self, name: str, entry: Entry) -> None:
-        """Add an entry; a name that is there gets a number: 1 and "1" may both be keys."""
-        unique, number = name, 2
-        while unique in self.entries:
-            unique, number = f"{name} ({number})", number + 1
-        self.entries[unique] = entry
+_BY_BYTES = {Format.ORBAX, *layouts.FOREIGN}
 
 
 def read(folder: Folder, candidate: Candidate) -> Content:
@@ -108,11 +61,27 @@ def read(folder: Folder, candidate: Candidate) -> Content:
         is_named = part.form is not Format.HF_SHARDS and (several or part.form is Format.JSON)
         stem = _stem(part.name, candidate.step) if is_named else ""
         taken.update(_part(content, part, joined(_dotted(part.base), stem)))
-    for name in sorted(set(candidate.files) - taken):
+    files = {*candidate.files, *_beside(folder, candidate)}
+    if any(part.form in _BY_BYTES for part in candidate.parts):
+        content.by_bytes = sorted(files - taken)
+    for name in sorted(files - taken):
         size = folder.size(name)
         box = ((0,), (size,))
         content.add(name, Tensor(BYTES, (size,), (Piece(box, name, 0, (1,)),), 1))
     return content
+
+
+def _beside(folder: Folder, candidate: Candidate) -> Iterator[str]:
+    """Yield the files in which a model of ONNX keeps its tensors; nothing of one that is damaged.
+
+    A name that leads out of the folder was refused before.
+    """
+    for part in candidate.parts:
+        if part.form is Format.ONNX:
+            name = part.base + part.name
+            with folder.open(name) as file:
+                external = foreign.read_onnx(file, folder.size(name)).external
+            yield from (str(PurePosixPath(name).parent / one.file) for one in external)
 
 
 def _dotted(base: str) -> str:
@@ -149,6 +118,8 @@ def _part(content: Content, part: Part, top: str) -> Iterator[str]:
                 yield from _torch(content, base + name, top)
             case Format.JSON:
                 yield from _json(content, base + name, top)
+            case Format.SNAPSHOT:
+                yield from snapshots.add(content, base, _dotted(base))
             case _:
                 return
     except Malformed as error:
@@ -175,22 +146,6 @@ def _check_order(file: Readable, archive: torch_file.Archive) -> None:
         length = min(record.end - record.start, len("little"))
         if exactly(file, record.start, length) not in (b"little", b""):
             raise Malformed("it was written on a big-endian machine, which is not supported")
-
-
-def tree_entries(
-    archive: torch_file.Archive, file: str, top: str = "", keys: dict[str, str] | None = None
-) -> Iterator[tuple[str, Entry]]:
-    """Yield the leaves of an archive as entries; `keys` as of `leaves.of_tree`."""
-    spans = {one.what: one for one in archive.spans}
-    for key, leaf in leaves.of_tree(archive.tree, archive.records, top, keys):
-        if isinstance(leaf, Value):
-            yield key, leaf
-            continue
-        box = ((0,) * len(leaf.shape), leaf.shape)
-        piece = Piece(box, file, leaf.start, leaf.stride, span=spans.get(leaf.record))
-        item = ITEM_SIZE[leaf.dtype]
-        says = (leaf.pending, leaf.requires_grad)
-        yield key, Tensor(leaf.dtype, leaf.shape, (piece,), item, *says)
 
 
 def _safetensors(content: Content, name: str, top: str) -> Iterator[str]:
@@ -311,7 +266,7 @@ def _pieces(
                 piece = Piece((stored.at, stored.shape), base + shard, place, None, length)
                 pieces.setdefault(stored.key, []).append(piece)
             else:
-                _item(content, base + shard, joined(top, stored.key), place, length)
+                add_item(content, base + shard, joined(top, stored.key), place, length)
     return pieces
 
 
@@ -324,14 +279,6 @@ def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[s
     for item in items:
         start, box = stored[item.key].start, (item.at, item.shape)
         yield item.key, dense_piece(shard, start, box, ITEM_SIZE[item.dtype])
-
-
-def _item(content: Content, shard: str, key: str, place: int, length: int) -> None:
-    """Read an item of DCP that is no tensor."""
-    with content.folder.open(shard) as file:
-        archive = torch_file.read(file, place, length)
-    for name, entry in tree_entries(archive, shard, key, content.keys):
-        content.add(name, entry)
 
 
 def _reference(content: Content, base: str, name: str) -> Iterator[str]:
@@ -348,16 +295,19 @@ def _reference(content: Content, base: str, name: str) -> Iterator[str]:
         for key, entry in _assembled(inner.entries):
             content.add(key, entry)
         return
-    ranks = listed.world_size > 1
+    is_many = listed.world_size > 1
+    inner = Content(content.folder, keys=content.keys)
     for file_name in sorted(listed.files):
         match = _REFERENCE_FILE.fullmatch(file_name)
         top = {"model": "model", "optim": "optim"}.get(match[1], "") if match else file_name
-        rank = f"rank{match[2]}" if match and match[2] and ranks else ""
-        yield from _torch(content, base + file_name, joined(top, rank))
+        rank = f"rank{match[2]}" if match and match[2] and is_many else ""
+        yield from _torch(inner, base + file_name, joined(top, rank))
+    for key, entry in ranks.together(inner.entries, listed.world_size, listed.layout).items():
+        content.add(key, entry)
 
 
 def _assembled(entries: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """Put the tensors of DCP where the states of the ranks refer to them."""
+    """Put the tensors of DCP where the states of the ranks refer to them; what all have, once."""
     head, tag, value = "skeleton.", f".{_TAG}", ".value"
     refers: dict[str, str] = {}
     for key, entry in entries.items():
@@ -371,5 +321,7 @@ def _assembled(entries: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
     for key, entry in entries.items():
         if key not in hidden:
             yield key.removeprefix(head), entry
-    for whose, name in refers.items():
-        yield whose.removeprefix(head), entries[name]
+    of_all = {whose.removeprefix(head): name for whose, name in refers.items()}
+    for whose, name in of_all.items():
+        if of_all.get(_OF_RANK.sub("", whose)) != name or not _OF_RANK.match(whose):
+            yield whose, entries[name]

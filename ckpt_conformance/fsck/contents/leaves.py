@@ -7,6 +7,7 @@ of a class that is not known here is its name and what the pickle gives it.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from ckpt_conformance.fsck.source.findings import TooLarge
 from ckpt_conformance.fsck.source.untrusted import clip, is_dict, is_sequence, is_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ckpt_conformance.fsck.formats.zips import Record
 
@@ -68,9 +69,20 @@ def of_tree(
             yield name or "(root)", leaf
             continue
         if keys is not None and is_dict(part):
-            keys |= {joined(name, step): kind for step, kind in _ambiguous(part)}
+            keys |= dict(ambiguous(name, part))
         inner = [(one, joined(name, step), level + 1) for step, one in _children(part)]
         pending.extend(reversed(inner))
+
+
+def same_value(a: object, b: object) -> bool:
+    """Compare plain values: types too, and the bits of floats."""
+    if type(a) is not type(b):
+        return False
+    if is_sequence(a) and is_sequence(b) and not isinstance(a, Name):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return struct.pack("<d", a) == struct.pack("<d", b)
+    return a == b
 
 
 def joined(name: str, step: str) -> str:
@@ -131,13 +143,13 @@ def _children(part: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  what a p
         yield from _of_class(part)
 
 
-def _ambiguous(part: dict[Any, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the steps to the parts of a dict that two keys could have, and the type of the key."""
-    for key in part:
+def ambiguous(name: str, keys: Iterable[object]) -> Iterator[tuple[str, str]]:
+    """Yield the names of the parts of a dict that two keys could have, and the type of the key."""
+    for key in keys:
         if not isinstance(key, str):
-            yield clip(key), type(key).__name__
+            yield joined(name, clip(key)), type(key).__name__
         elif key[:1] in _FIRST or key in _WORDS:
-            yield key, "str"
+            yield joined(name, key), "str"
 
 
 def _of_class(made: Made) -> Iterator[tuple[str, Any]]:

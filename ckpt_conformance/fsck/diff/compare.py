@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from ckpt_conformance.fsck.contents import tiles, ulps
-from ckpt_conformance.fsck.contents.content import Tensor
-from ckpt_conformance.fsck.contents.leaves import Value
+from ckpt_conformance.fsck.contents.entries import Tensor
+from ckpt_conformance.fsck.contents.leaves import Value, same_value
 from ckpt_conformance.fsck.formats.pickles import Name
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.untrusted import clip, is_sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from ckpt_conformance.fsck.contents.content import Entry
+    from ckpt_conformance.fsck.contents.entries import Entry
     from ckpt_conformance.fsck.contents.tiles import Piece, Reader
     from ckpt_conformance.fsck.contents.ulps import Distance
     from ckpt_conformance.fsck.formats.cover import Box
@@ -154,17 +153,6 @@ def gradients(name: str, a: Tensor, b: Tensor) -> Difference | None:
     return Difference(name, Status.GRAD, texts[0], texts[1])
 
 
-def same_value(a: object, b: object) -> bool:
-    """Compare plain values: types too, and the bits of floats."""
-    if type(a) is not type(b):
-        return False
-    if is_sequence(a) and is_sequence(b) and not isinstance(a, Name):
-        return len(a) == len(b) and all(map(same_value, a, b))
-    if isinstance(a, float) and isinstance(b, float):
-        return struct.pack("<d", a) == struct.pack("<d", b)
-    return a == b
-
-
 def _describe_both(a: object, b: object) -> tuple[str, str]:
     """Describe two values that differ; of long lists, the first items that do."""
     if is_sequence(a) and is_sequence(b) and type(a) is type(b) and len(a) == len(b) > 6:  # noqa: PLR2004
@@ -201,11 +189,14 @@ class Sides:
     def tensors(self, name: str, a: Tensor, b: Tensor) -> Difference | None:
         """Compare two tensors of one dtype and shape; None where every bit is the same.
 
+        Of a part that is there several times each is compared, and counted once.
+
         Raises:
             SideError: bytes of one side cannot be read.
 
         """
         tally = _Tally(a.dtype, a.shape)
+        of_box: dict[Box, int] = {}
         resolved: tuple[dict[Box, Piece], dict[Box, Piece]] = ({}, {})
         if math.prod(a.shape):
             for left, right, shared in tiles.pairs(a.pieces, b.pieces):
@@ -213,11 +204,13 @@ class Sides:
                     self._resolve(side, piece, a.dtype, resolved[side])
                     for side, piece in enumerate((left, right))
                 ]
+                before = tally.count
                 for box in tiles.tiles(shared, a.item):
                     self._tile(both, a.item, box, tally)
+                of_box[shared] = max(of_box.get(shared, 0), tally.count - before)
         if not tally.count:
             return None
-        outcome = (tally.elements, tally.count, tally.first, tally.distance)
+        outcome = (tally.elements, sum(of_box.values()), tally.first, tally.distance)
         return Difference(name, Status.DIFFERS, describe(a), describe(b), *outcome)
 
     def _resolve(self, side: int, piece: Piece, dtype: str, known: dict[Box, Piece]) -> Piece:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict, TypeVar
 
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.contents import content
-from ckpt_conformance.fsck.contents.content import Content, Tensor
+from ckpt_conformance.fsck.contents.entries import Content, Tensor
 from ckpt_conformance.fsck.contents.tiles import Reader
 from ckpt_conformance.fsck.diff import compare
 from ckpt_conformance.fsck.diff.compare import Difference, SideError, Sides, Status
@@ -30,7 +30,7 @@ from ckpt_conformance.fsck.source.trust import NOBODY, Trust
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ckpt_conformance.fsck.contents.content import Entry
+    from ckpt_conformance.fsck.contents.entries import Entry
     from ckpt_conformance.fsck.diff.compare import DifferenceJson
     from ckpt_conformance.fsck.layouts.layouts import Candidate, Overview
     from ckpt_conformance.fsck.source.places import Where
@@ -68,6 +68,7 @@ class SideJson(TypedDict):
     layout: str
     step: int | None
     entries: int
+    by_bytes: int
     problems: list[str]
 
 
@@ -93,6 +94,7 @@ class Side:
     """One checkpoint: where it was found, and what is wrong with it.
 
     Attributes:
+        by_bytes: how many of the entries are files whose tensors are not read.
         problems: why it cannot be compared.
         is_too_large: nothing is wrong, and it is more than is compared.
         worst: what the problems mean.
@@ -103,6 +105,7 @@ class Side:
     layout: str
     step: int | None
     entries: int = 0
+    by_bytes: int = 0
     problems: list[str] = field(default_factory=list[str])
     is_too_large: bool = False
     worst: Kind = Kind.DAMAGED
@@ -114,6 +117,7 @@ class Side:
             "layout": self.layout,
             "step": self.step,
             "entries": self.entries,
+            "by_bytes": self.by_bytes,
             "problems": self.problems,
         }
 
@@ -187,6 +191,7 @@ def diff(
     entries_a = _chosen(_renamed(content_a.entries, options.renames), options.only)
     entries_b = _chosen(content_b.entries, options.only)
     side_a.entries, side_b.entries = len(entries_a), len(entries_b)
+    side_a.by_bytes, side_b.by_bytes = len(content_a.by_bytes), len(content_b.by_bytes)
     if options.only and not (entries_a or entries_b):
         raise RequestError("--only leaves nothing to compare: no name of either side matches")
     payload: list[tuple[str, Tensor, Tensor]] = []

@@ -59,6 +59,7 @@ class Manifest:
         kind: `model` for a file a rank, `dcp` for a directory of torch.distributed.checkpoint.
         tensors: by file; a tensor that several ranks wrote stands under each of its parts.
         ties: groups of tensors that are one: names of the model's state.
+        layout: how each tensor that the ranks divided was divided, in words.
 
     """
 
@@ -68,6 +69,7 @@ class Manifest:
     files: dict[str, Listed]
     tensors: dict[str, list[Extent]]
     ties: list[list[str]]
+    layout: dict[str, str]
 
 
 def hasher() -> Callable[..., Any] | None:
@@ -101,7 +103,15 @@ def read(data: bytes) -> Manifest:
         for file, extent in _parts(name, entry, files):
             tensors.setdefault(file, []).append(extent)
     step, world = count(body.get("step"), "step"), count(body.get("world_size"), "world_size")
-    return Manifest(step, str(kind), world, files, tensors, _ties(body.get("ties", [])))
+    ties, layout = _ties(body.get("ties", [])), _layout(body.get("layout", {}))
+    return Manifest(step, str(kind), world, files, tensors, ties, layout)
+
+
+def _layout(value: object) -> dict[str, str]:
+    """Read in words how tensors were divided."""
+    if not is_dict(value) or not all(isinstance(one, str) for one in value.values()):
+        raise Malformed("its layout is no object of texts")
+    return value
 
 
 def _ties(value: object) -> list[list[str]]:

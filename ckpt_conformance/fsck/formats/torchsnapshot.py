@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 import importlib
+import struct
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,14 +35,15 @@ RAW, PICKLED = "buffer_protocol", "torch_save"
 _PACKED = ("per_tensor_qtensor", "per_channel_qtensor")
 _MOST_YAML = 16 << 20  # a parser of YAML takes some 100 times as much
 _MOST_DIMENSIONS = 64
-_NUMBERS = {"int", "str", "bool", "bytes", "float"}
-_FLOAT = 8  # bytes
+_OF_ALL = ("ShardedTensor", "DTensor")  # the ranks have parts of one tensor
+Plain = int | str | bool | bytes | float
 
 
 class Stored(NamedTuple):
     """What must lie in a file: a tensor, a part of one, or (`dtype` empty) some other object.
 
-    `end` is None where it is the whole file.
+    `end` is None where it is the whole file. `at` is where a part begins in its tensor. `logical`
+    is the name in the global view: keys joined by dots, the rank first where the value is its own.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     start: int
     end: int | None
+    at: tuple[int, ...] = ()
+    logical: str = ""
 
     @property
     def nbytes(self) -> int | None:
@@ -66,6 +71,8 @@ class Snapshot:
     Attributes:
         stored: each with its place.
         tensors: names of tensors.
+        values: numbers and texts, which stand in the metadata themselves.
+        holders: keys of each dict, and the number of the items of each list.
         problems: entries that contradict themselves or each other: names, and why.
 
     """
@@ -73,6 +80,8 @@ class Snapshot:
     world_size: int
     stored: list[Stored] = field(default_factory=list[Stored])
     tensors: set[str] = field(default_factory=set[str])
+    values: dict[str, Plain] = field(default_factory=dict[str, Plain])
+    holders: dict[str, list[Any] | int] = field(default_factory=dict[str, list[Any] | int])
     problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
 
@@ -92,6 +101,7 @@ def read(data: bytes) -> Snapshot:
                 _entry(snapshot, path, entry, shards)
             except Malformed as error:
                 snapshot.problems.append((path, str(error)))
+        _lists(snapshot, entries)
         _keys(snapshot, entries)
         _shards(snapshot, shards)
     return snapshot
@@ -132,28 +142,42 @@ def _entry(snapshot: Snapshot, path: str, entry: Json, shards: dict[str, list[co
     rank, _, logical = path.partition("/")
     if not rank.isdecimal() or int(rank[:18]) >= snapshot.world_size:
         raise Malformed(f"it is of rank {clip(rank)}, and there are {snapshot.world_size}")
+    name = _logical(snapshot, path, entry)
     match entry.get("type"):
         case "Tensor":
-            snapshot.stored.append(_tensor(path, entry))
+            snapshot.stored.append(_tensor(path, entry, name))
             snapshot.tensors.add(path)
         case "ChunkedTensor":
-            parts = _parts(snapshot, path, entry.get("chunks"))
+            parts = _parts(snapshot, path, entry.get("chunks"), name)
             why = cover.why_not(_sizes(entry.get("shape"), "shape"), parts)
             if why:
                 raise Malformed(why)
         case "ShardedTensor" | "DTensor":
-            shards.setdefault(logical, []).extend(_parts(snapshot, path, entry.get("shards")))
+            parts = _parts(snapshot, path, entry.get("shards"), name)
+            shards.setdefault(logical, []).extend(parts)
         case "object":
-            snapshot.stored.append(_object(path, entry))
+            snapshot.stored.append(_object(path, entry, name))
         case "list" | "dict" | "OrderedDict":
             return
-        case str(kind) if kind in _NUMBERS:
-            _check_number(kind, entry.get("serialized_value"))
+        case str(kind) if kind in _READ:
+            snapshot.values[name] = _number(kind, entry.get("serialized_value"))
         case kind:
             raise Malformed(f"it is of the type {clip(kind)}, which torchsnapshot does not have")
 
 
-def _tensor(path: str, entry: Json) -> Stored:
+def _logical(snapshot: Snapshot, path: str, entry: Json) -> str:
+    """Return the name in the global view."""
+    rank, *steps = (_unescaped(step) for step in path.split("/"))
+    is_own = entry.get("type") not in _OF_ALL and entry.get("replicated") is not True
+    top = [f"rank{rank}"] if is_own and snapshot.world_size > 1 else []
+    return ".".join(top + steps)
+
+
+def _unescaped(step: str) -> str:
+    return step.replace("%2F", "/").replace("%25", "%")
+
+
+def _tensor(path: str, entry: Json, logical: str, at: tuple[int, ...] = ()) -> Stored:
     """Read where a tensor lies; its place must be as long as its elements."""
     dtype, serializer = entry.get("dtype"), entry.get("serializer")
     name = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
@@ -164,20 +188,21 @@ def _tensor(path: str, entry: Json) -> Stored:
     shape = _sizes(entry.get("shape"), "shape")
     start, end = _range(entry.get("byte_range"))
     file = _file(entry.get("location"))
-    stored = Stored(path, file, str(serializer), name, shape, start, end)
+    at = at or (0,) * len(shape)
+    stored = Stored(path, file, str(serializer), name, shape, start, end, at, logical)
     if stored.nbytes is not None and end is not None and end - start != stored.nbytes:
         raise Malformed(f"it has {stored.nbytes} bytes, and a place of {end - start}")
     return stored
 
 
-def _object(path: str, entry: Json) -> Stored:
+def _object(path: str, entry: Json, logical: str) -> Stored:
     if entry.get("serializer") != PICKLED:
         raise Malformed(f"it is written by {clip(entry.get('serializer'))}")
     start, end = _range(entry.get("byte_range"))
-    return Stored(path, _file(entry.get("location")), PICKLED, "", (), start, end)
+    return Stored(path, _file(entry.get("location")), PICKLED, "", (), start, end, (), logical)
 
 
-def _parts(snapshot: Snapshot, path: str, parts: object) -> list[cover.Box]:
+def _parts(snapshot: Snapshot, path: str, parts: object, logical: str) -> list[cover.Box]:
     """Read the parts of a tensor; give their places in it."""
     boxes: list[cover.Box] = []
     for part in parts if is_list(parts) else ():
@@ -185,7 +210,7 @@ def _parts(snapshot: Snapshot, path: str, parts: object) -> list[cover.Box]:
         if not is_dict(part) or not is_dict(tensor):
             raise Malformed("a part of it is no tensor")
         at, sizes = _sizes(part.get("offsets"), "offset"), _sizes(part.get("sizes"), "size")
-        stored = _tensor(path, tensor)
+        stored = _tensor(path, tensor, logical, at)
         if sizes != stored.shape or len(at) != len(sizes):
             raise Malformed(f"a part of the size {sizes} is a tensor of the shape {stored.shape}")
         snapshot.stored.append(stored)
@@ -221,23 +246,31 @@ def _file(value: object) -> str:
     return value
 
 
-def _check_number(kind: str, value: object) -> None:
-    """Check a value that stands in the metadata themselves."""
+def _number(kind: str, value: object) -> Plain:
+    """Read a value that stands in the metadata themselves."""
     if not isinstance(value, str):
         raise Malformed(f"its value is {clip(value)}")
-    checks: dict[str, Callable[[str], bool]] = {
-        "int": lambda text: text.lstrip("-").isdecimal(),
-        "bool": lambda text: text in {"True", "False"},
-        "float": lambda text: len(base64.b64decode(text, validate=True)) == _FLOAT,
-        "bytes": lambda text: base64.b64decode(text, validate=True) is not None,
-        "str": lambda _: True,
-    }
     try:
-        is_right = checks[kind](value)
-    except (binascii.Error, ValueError):
-        is_right = False
-    if not is_right:
-        raise Malformed(f"{clip(value)} is no {kind}")
+        return _READ[kind](value)
+    except (binascii.Error, ValueError, KeyError, struct.error):
+        raise Malformed(f"{clip(value)} is no {kind}") from None
+
+
+_READ: dict[str, Callable[[str], Plain]] = {
+    "int": int,
+    "bool": lambda text: {"True": True, "False": False}[text],
+    "float": lambda text: float(struct.unpack("<d", base64.b64decode(text, validate=True))[0]),
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "str": lambda text: text,
+}
+
+
+def _lists(snapshot: Snapshot, entries: dict[Any, Any]) -> None:
+    """Count the items of each list: the metadata say no more of them than their paths."""
+    items = Counter(path.rpartition("/")[0] for path in entries)
+    for path, entry in entries.items():
+        if entry.get("type") == "list":
+            snapshot.holders[_logical(snapshot, path, entry)] = items[path]
 
 
 def _keys(snapshot: Snapshot, entries: dict[Any, Any]) -> None:
@@ -249,6 +282,7 @@ def _keys(snapshot: Snapshot, entries: dict[Any, Any]) -> None:
         if not is_list(keys):
             snapshot.problems.append((path, f"its keys are {clip(keys)}"))
             continue
+        snapshot.holders[_logical(snapshot, path, entry)] = keys
         for key in keys:
             short = str(key).replace("%", "%25").replace("/", "%2F")
             if f"{path}/{short}" not in entries:
@@ -260,12 +294,12 @@ def _shards(snapshot: Snapshot, shards: dict[str, list[cover.Box]]) -> None:
     for name, boxes in shards.items():
         unique = list(dict.fromkeys(boxes))
         ends = [tuple(map(sum, zip(at, size, strict=True))) for at, size in unique]
-        why = cover.why_not(_extent(ends), unique) if unique else ""
+        why = cover.why_not(extent(ends), unique) if unique else ""
         if why:
             snapshot.problems.append((name, why))
 
 
-def _extent(ends: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def extent(ends: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the largest end in each dimension; all must have as many."""
     if len({len(end) for end in ends}) > 1:
         return ()

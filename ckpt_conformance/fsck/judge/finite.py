@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.contents import content, tiles, ulps
+from ckpt_conformance.fsck.contents.entries import Tensor
 from ckpt_conformance.fsck.contents.tiles import Reader
 from ckpt_conformance.fsck.judge.judging import sample
 from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, NotFinite, TooLarge
@@ -15,7 +16,6 @@ from ckpt_conformance.fsck.source.source import cancelling_pool
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckpt_conformance.fsck.contents.content import Tensor
     from ckpt_conformance.fsck.formats.cover import Box
     from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.layouts.layouts import Candidate
@@ -32,21 +32,28 @@ def count(
     report: Report,
     options: Options,
     progress: Callable[[int, int], None] | None = None,
-) -> list[NotFinite]:
-    """Return the tensors of a checkpoint that are not finite, by name.
+) -> list[NotFinite] | None:
+    """Return the tensors of a checkpoint that are not finite, by name; None where none were read.
 
     What cannot be read is a finding. A sample leaves tensors out.
     """
     try:
-        entries = content.read(folder, candidate).entries
+        read = content.read(folder, candidate)
     except (OSError, Malformed) as error:
         report.say(Kind.UNKNOWN, "", f"NaNs were not counted: {error}")
-        return []
+        return None
+    entries = read.entries
+    if read.by_bytes:
+        more = f", nor in {len(read.by_bytes) - 1} other files" if read.by_bytes[1:] else ""
+        what = f"NaNs were not counted in it{more}: numbers of {candidate.layout} are not read"
+        report.say(Kind.NOTE, read.by_bytes[0], what)
     floats = [
         (name, tensor)
         for name, tensor in entries.items()
-        if isinstance(tensor, content.Tensor) and tensor.dtype in ulps.FLOATS
+        if isinstance(tensor, Tensor) and tensor.dtype in ulps.FLOATS
     ]
+    if read.by_bytes and not floats:
+        return None
     floats = sample(floats, [tensor.nbytes for _, tensor in floats], options, report.path.name)
     total, done = sum(min(tensor.nbytes, report.size) for _, tensor in floats), 0
     not_finite: list[NotFinite] = []
@@ -102,8 +109,9 @@ class _Readers:
 
 def _of_tensor(reader: Reader, name: str, tensor: Tensor, take: Callable[[int], None]) -> NotFinite:
     """Count in all pieces of a tensor; `take` is told how many bytes each piece asks for."""
-    nan = infinite = 0
+    found: dict[Box, tuple[int, int]] = {}  # of copies of a part the worst
     for piece in tensor.pieces:
+        nan = infinite = 0
         resolved = reader.resolved(piece, tensor.dtype)
         if not math.prod(piece.box[1]):
             continue
@@ -113,6 +121,8 @@ def _of_tensor(reader: Reader, name: str, tensor: Tensor, take: Callable[[int], 
             bits = reader.read(resolved, tensor.item, tile).reshape(-1)
             more = ulps.nan_inf(tensor.dtype, bits)
             nan, infinite = nan + more[0] * shown, infinite + more[1] * shown
+        found[piece.box] = max(found.get(piece.box, (0, 0)), (nan, infinite))
+    nan, infinite = (sum(counts) for counts in zip((0, 0), *found.values(), strict=True))
     return NotFinite(name, nan, infinite, math.prod(tensor.shape))
 
 
