@@ -193,6 +193,19 @@ def test_a_shard_of_another_step_is_found_where_digests_exist(
     assert judge_newest(copy).newest_whole == older
 
 
+def test_a_shard_and_the_metadata_that_places_it_are_damaged(
+    corpus: dict[str, Path], tmp_path: Path
+) -> None:
+    """Found by `make fuzz-fsck`: nobody knows then which tensor lies at the wrong byte."""
+    root = shutil.copytree(corpus["reference-dcp"], tmp_path / "run")
+    for name in (".metadata", "__0_0.distcp"):
+        path = root / "dcp_000005" / name
+        path.write_bytes(b"\0" + path.read_bytes()[1:])
+    report = judge(root).reports[0]
+    assert report.state is State.DAMAGED
+    assert {".metadata", "__0_0.distcp"} <= {one.file for one in report.findings}
+
+
 def test_a_save_that_did_not_end_is_incomplete(corpus: dict[str, Path], tmp_path: Path) -> None:
     for layout, file in (
         ("dcp", "step_5/.metadata"),

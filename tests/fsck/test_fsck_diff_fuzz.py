@@ -77,3 +77,19 @@ def test_mutated_files_are_findings(
     if after == before:
         assert compared.differences == []
         assert compared.is_judged
+
+
+def test_metadata_that_break_off_are_a_problem_and_no_traceback(
+    corpus: dict[str, Path], tmp_path: Path
+) -> None:
+    """Found by `make fuzz-fsck`: diff reads those of the reference manager, and sums no digest."""
+    original = corpus["reference-dcp"] / "dcp_000005"
+    copy = shutil.copytree(original, tmp_path / "dcp_000005")
+    path = copy / ".metadata"
+    data = path.read_bytes()
+    half = len(data) // 2
+    path.write_bytes(data[:half] + b"\xff" * 99 + data[half + 99 :])
+    compared = diff(original, copy)
+    assert not compared.is_judged
+    (problem,) = compared.b.problems
+    assert problem.startswith("meta.json: ")

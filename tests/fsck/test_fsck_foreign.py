@@ -6,6 +6,7 @@ Those in `golden/fsck/foreign` were written by the libraries that `foreign.json`
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import struct
 import zipfile
@@ -240,3 +241,68 @@ def test_diff_compares_the_data_of_onnx_in_another_file(golden: Path, tmp_path: 
     compared = diff(golden / "apart.onnx", other / "apart.onnx")
     assert [one.name for one in compared.differences] == ["apart.data"]
     assert [*diff_lines.lines(compared)][-1].startswith("different bytes in files; tensors in 2")
+
+
+@pytest.mark.parametrize("name", ["state.npz", "packed.npz"])
+def test_a_member_that_the_directory_has_lost_is_seen(
+    name: str, golden: Path, tmp_path: Path
+) -> None:
+    """The standard library does not count: a length that swallows the next entry hides it."""
+    data = bytearray((golden / name).read_bytes())
+    first = data.index(b"PK\x01\x02")
+    second = data.index(b"PK\x01\x02", first + 4)
+    struct.pack_into("<H", data, first + 32, second - first)  # its comment: longer than all of it
+    path = tmp_path / name
+    path.write_bytes(data)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert len(archive.namelist()) < len(np.load(golden / name, allow_pickle=True).files)
+    assert only(path).state is State.DAMAGED
+
+
+@pytest.mark.parametrize("name", ["state.npz", "packed.npz"])
+def test_an_archive_that_lost_its_begin_or_has_another_one_is_seen(
+    name: str, golden: Path, tmp_path: Path
+) -> None:
+    data = (golden / name).read_bytes()
+    path = tmp_path / name
+    for changed in (data[64:], b"\0" * 64 + data):
+        path.write_bytes(changed)
+        assert only(path).state is not State.WHOLE
+
+
+def array(text: str, data: bytes = bytes(24), version: bytes = b"\x01\x00") -> bytes:
+    header = text.encode() + b"\n"
+    return b"\x93NUMPY" + version + struct.pack("<H", len(header)) + header + data
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        array("{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }"),
+        array("{'descr': '<i8', 'fortran_orde': False, 'shape': (3,), }"),
+        array("{'descr': '<i8', 'fortran_order': False, 'shape': (3,), 'more': 1}"),
+        array("{'descr': '<i8', 'fortran_order': 2, 'shape': (3,), }"),
+        array("{'descr': '<i9', 'fortran_order': False, 'shape': (3,), }"),
+        array("{'descr': 'little', 'fortran_order': False, 'shape': (3,), }"),
+        array("{'descr': 7, 'fortran_order': False, 'shape': (3,), }"),
+        array("{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }", version=b"\x09\x00"),
+        array("{'descr': '<M8[ns]', 'fortran_order': False, 'shape': (3,), }"),
+        array("{'descr': '<U2', 'fortran_order': True, 'shape': (3,), }"),
+        array("{'descr': [('a', '<i4'), ('b', '<i4')], 'fortran_order': False, 'shape': (3,), }"),
+        array("{'descr': '<i8', 'fortran_order': False, 'shape': (True, 3), }"),
+        array("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }"),
+        array("{'descr': '<c8', 'fortran_order': False, 'shape': (), }", bytes(8)),
+    ],
+)
+def test_a_header_of_numpy_is_taken_where_numpy_takes_it(changed: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", changed)
+    try:
+        with np.load(path, allow_pickle=True) as held:
+            held["a"]
+        loads = True
+    except (ValueError, TypeError, pickle.UnpicklingError):
+        loads = False
+    assert (only(path).state is State.WHOLE) == loads

@@ -401,3 +401,31 @@ def test_who_trusts_all_code_sees_other_damage_only(tmp_path: Path, marker: Path
     assert judge(path, everything).state is State.DAMAGED
     evil.legacy(path, evil.pickles(marker)["getattr"])
     assert judge(path, everything).state is not State.WHOLE  # nothing in it can be checked
+
+
+# -- Orbax -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "state/d/y.npz",
+        "state/d/" + "0" * 32,
+        "state/ocdbt.process_0/d/y.npz",
+        "state/ocdbt.process_0/d/" + "0" * 32,
+        "state/ocdbt.process_0/d/632087977b74cc463466f56767de615a",  # an older node
+        "state/commit_success.txt",
+        "commit_success.txt",
+        "state/array_metadatas/other",
+    ],
+)
+@pytest.mark.parametrize("kind", ["zip", "plain"])
+def test_code_beside_the_files_of_a_database_is_unsafe(
+    kind: str, name: str, repository: Path, tmp_path: Path, marker: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(repository / "tests" / "golden" / "fsck" / "orbax" / "manager" / "10", run)
+    assert judge(tmp_path).state is State.WHOLE
+    evil.FILES[kind](run / name, evil.pickles(marker)["reduce, protocol 2"])
+    assert judge(tmp_path).state is State.UNSAFE
+    assert judge_newest(tmp_path).newest_whole is None

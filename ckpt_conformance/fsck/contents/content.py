@@ -123,8 +123,8 @@ def _part(content: Content, part: Part, top: str) -> Iterator[str]:
             case _:
                 return
     except Malformed as error:
-        what = f"{base}{name}: {error}"
-        raise type(error)(what, error.start, error.end, error.tensors) from None
+        error.args = (f"{base}{name}: {error}",)  # its sort and its place stay
+        raise
 
 
 def _torch(content: Content, name: str, top: str) -> Iterator[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import math
 import struct
 import zipfile
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckpt_conformance.fsck.formats import npy
 from ckpt_conformance.fsck.formats.any_file import UNREADABLE, WholeFile
-from ckpt_conformance.fsck.formats.zarr import item_size
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
-from ckpt_conformance.fsck.source.untrusted import clip, count, is_dict, is_tuple
+from ckpt_conformance.fsck.source.source import exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,9 +17,10 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.source import Readable
 
 _MOST_MEMBERS = 100_000
-_MOST_HEADER = 64 << 10
-_ARRAY = b"\x93NUMPY"
 _PIECE = 1 << 18
+_END = struct.Struct("<IHHHHIIH")  # of the directory
+_END64 = 56 + 20  # bytes of the 64-bit end and its locator
+_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 
 
 class Member(NamedTuple):
@@ -37,6 +36,9 @@ def members(file: Readable, length: int) -> list[Member]:
     try:
         with zipfile.ZipFile(WholeFile(file, length)) as archive:
             found = archive.infolist()
+            _check_end(file, length - len(archive.comment), len(found))
+    except Malformed:
+        raise
     except UNREADABLE as error:
         raise Malformed(f"it is no zip archive: {str(error)[:200]}") from None
     if len(found) > _MOST_MEMBERS:
@@ -45,6 +47,16 @@ def members(file: Readable, length: int) -> list[Member]:
     if len({*names}) != len(names):
         raise Malformed("a member of the archive occurs twice")
     return [Member(one.filename, one.file_size, one.compress_size) for one in found]
+
+
+def _check_end(file: Readable, end: int, count: int) -> None:
+    """Hold what was read against the end of the directory, which the standard library does not."""
+    _, _, _, here, total, size, at, _ = _END.unpack(exactly(file, end - _END.size, _END.size))
+    if total not in (count, _MAX16) or here != total:
+        raise Malformed(f"{count} members are in its directory, and its end says {total}")
+    between = end - _END.size - at - size
+    if at != _MAX32 and between not in (0, _END64):
+        raise Malformed(f"its directory is {between} bytes from where its end says")
 
 
 def check(file: Readable, length: int) -> Iterator[tuple[str, int, str]]:
@@ -63,39 +75,18 @@ def check(file: Readable, length: int) -> Iterator[tuple[str, int, str]]:
 def _problem(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
     """Explain what is wrong with a member; its CRC is checked at its end, which raises."""
     with archive.open(member) as opened:
-        head = opened.read(min(_MOST_HEADER, member.file_size))
+        head = opened.read(min(npy.MOST_HEADER, member.file_size))
         got = len(head)
         while piece := opened.read(_PIECE):
             got += len(piece)
     if got != member.file_size:
         return f"it has {got} bytes, and the directory says {member.file_size}"
     try:
-        expected = array_size(head) if head.startswith(_ARRAY) else None
+        expected = npy.size(head) if head.startswith(npy.MAGIC) else None
+        if head.startswith(npy.MAGIC) and got <= npy.MOST_HEADER:
+            npy.check_objects(head)
     except Malformed as error:
         return str(error)
     if expected is not None and expected != got:
         return f"it has {got} bytes, and its header asks for {expected}"
     return ""
-
-
-def array_size(head: bytes) -> int | None:
-    """Return how long a file of numpy is by its header; None for objects, or an unknown dtype."""
-    wide = head[6:7] > b"\x01"
-    form = struct.Struct("<I" if wide else "<H")
-    start = 8 + form.size
-    if len(head) < start:
-        raise Malformed("its header is cut short")
-    (size,) = form.unpack_from(head, 8)
-    text = head[start : start + size]
-    if len(text) != size:
-        raise Malformed(f"its header claims {size} bytes")
-    try:
-        values: object = ast.literal_eval(text.decode("utf-8" if wide else "latin-1").strip())
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        raise Malformed(f"its header is no literal: {clip(text.decode('latin-1'))}") from None
-    if not is_dict(values) or not is_tuple(values.get("shape")):
-        raise Malformed("its header has no shape")
-    shape = [count(one, "a size") for one in values["shape"]]
-    descr = values.get("descr")
-    item = item_size(descr) if isinstance(descr, str) else 0
-    return start + size + item * math.prod(shape) if item else None

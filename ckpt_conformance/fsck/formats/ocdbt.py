@@ -147,6 +147,8 @@ def read_root(folder: Folder, base: str, read: Read) -> Root:
     body.take(8 * count)  # times
     if not count:
         raise Malformed("it has no version")
+    for at in ids:  # TensorStore looks at all versions, and loads the last
+        _check_file(files, at)
     if not body.varint():  # places of older versions follow
         body.end()
     last = Root(None, heights[-1], keys[-1])
@@ -208,9 +210,13 @@ def _inside(path: str) -> str:
     return path
 
 
-def _place(files: Sequence[tuple[str, str]], at: int, start: int, length: int) -> Place:
+def _check_file(files: Sequence[tuple[str, str]], at: int) -> None:
     if at >= len(files):
         raise Malformed(f"file {at} of a table of {len(files)}")
+
+
+def _place(files: Sequence[tuple[str, str]], at: int, start: int, length: int) -> Place:
+    _check_file(files, at)
     file, above = files[at]  # a table may hold names that nothing uses, also an empty one
     return Place(_inside(file), above, start, length)
 

@@ -28,6 +28,8 @@ SHARDING = "_sharding"
 COMMITTED = "commit_success.txt"
 TEMPORARY = ".orbax-checkpoint-tmp"
 OF_PROCESS = re.compile(r"ocdbt\.process_\d+")
+OF_DATABASE = re.compile(r"(?:ocdbt\.process_\d+/)?(?:d/[0-9a-f]{32}|manifest\.ocdbt)")
+"""What OCDBT writes below the folder of an item: its manifests, and files with names at random."""
 OF_ARRAYS = re.compile(r"array_metadatas/process_\d+")
 _IN_ARRAYS = {"jax.Array", "np.ndarray", "scalar"}
 _STRING, _OF_JAX = "string", "jax.Array"

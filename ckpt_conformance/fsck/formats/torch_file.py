@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpt_conformance.fsck.formats import pickles, zips
+from ckpt_conformance.fsck.formats import pickles, small_records, zips
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.pickle_names import ANY, judge_names
 from ckpt_conformance.fsck.formats.pickles import (
@@ -151,6 +151,7 @@ def read(file: Readable, start: int, length: int) -> Archive:
     overhead = length - sum(one.end - one.start for one in records.values())
     archive = Archive(overhead=overhead, records=records)
     structure = records.get("data.pkl")
+    _read_small(file, records, archive)
     _read_others(file, records, archive)
     if structure is None and _PACKAGE in records:
         what = "it is a file of torch.package: who imports it runs the sources in it"
@@ -259,6 +260,13 @@ def _unsafe(record: str, asked: Asked, own: Collection[str] = ()) -> Iterator[Pr
             yield Problem(kind, f"{clip(record)} {text}", name=name)
 
 
+def _read_small(file: Readable, records: dict[str, zips.Record], archive: Archive) -> None:
+    """Look into the small records without which torch loads nothing."""
+    for _, error in small_records.check(file, records):
+        kind = Kind.UNKNOWN if isinstance(error, NotRead) else Kind.DAMAGED
+        archive.problems.append(Problem(kind, str(error), (), error.start, error.end))
+
+
 def _read_others(file: Readable, records: dict[str, zips.Record], archive: Archive) -> None:
     """Look into pickles that torch.load does not read, and that other programs may."""
     own = (SCRIPT,) if _is_script(records) else ()
@@ -357,6 +365,8 @@ def tensor_of(name: str, made: Made, records: dict[str, zips.Record]) -> Tensor:
     last = first + (extent if elements(shape) else 0)
     if last * item > nbytes:
         raise Malformed(f"it needs {last * item} bytes of {record}, which has {nbytes}")
+    if len(args) > _REQUIRES_GRAD and type(args[_REQUIRES_GRAD]) is not bool:
+        raise Malformed(f"whether it gets a gradient is {clip(args[_REQUIRES_GRAD])}, and no bool")
     start = records[record].start + first * item
     steps = tuple(one * item for one in stride)
     place = (first * item, last * item, start, steps)

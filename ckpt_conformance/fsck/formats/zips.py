@@ -192,7 +192,8 @@ def _checked(file: Readable, start: int, length: int, entries: list[_Listed]) ->
     checked: dict[str, Record] = {}
     alike: dict[bytes, str] = {}  # torch looks whole names up without regard to case of ASCII
     names = [listed.name.decode("utf-8", "backslashreplace") for listed in entries]
-    prefix = names[0].partition("/")[0] + "/" if names and "/" in names[0] else ""
+    prefix = names[0].partition("/")[0] + "/" if names else ""
+    _check_folder(names, prefix, start, length)
     behind = start
     for listed, name in zip(entries, names, strict=True):
         if start + listed.at != behind or behind + listed.length > start + length:
@@ -211,6 +212,14 @@ def _checked(file: Readable, start: int, length: int, entries: list[_Listed]) ->
         crc = listed.crc if has_sums and not packed else None
         checked[short] = Record(short, data, end, crc, packed)
     return checked
+
+
+def _check_folder(names: list[str], prefix: str, start: int, length: int) -> None:
+    """Refuse a record that is not in the folder in which torch has them all, whatever its name."""
+    outside = next((name for name in names if not name.startswith(prefix)), None)
+    if outside is not None:
+        what = f"the record {outside!r} is not in the folder {prefix} of the archive"
+        raise Malformed(f"{what}: torch refuses the file", start, start + length)
 
 
 def _check_packed(data: bytes, listed: _Listed, name: str, at: int) -> None:

@@ -6,13 +6,14 @@ unpacked, and of OCDBT the manifest and the nodes, which have a CRC-32C each.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance.fsck.formats import ocdbt, orbax, zarr, zstd
-from ckpt_conformance.fsck.judge.parts import json_part, other_part
+from ckpt_conformance.fsck.formats import any_file, ocdbt, orbax, zarr, zstd
+from ckpt_conformance.fsck.judge.parts import json_part, look, other_part
 from ckpt_conformance.fsck.source.findings import (
     Finding,
     Kind,
@@ -194,7 +195,10 @@ def _can_read(context: Context, base: str, files: Collection[str]) -> bool:
 def _other(context: Context, base: str, name: str, handlers: Mapping[str, str]) -> None:
     """Judge a file that is none of the arrays."""
     item = name.partition("/")[0]
-    if name in (orbax.STEP, orbax.COMMITTED) or name.endswith(f"/{orbax.COMMITTED}"):
+    if name == orbax.STEP:
+        return
+    if name == orbax.COMMITTED or name.endswith(f"/{orbax.COMMITTED}"):
+        look(context, base + name)
         return
     is_json = name.endswith("/metadata") and orbax.is_json(handlers.get(item, ""))
     if name.endswith(".json") or is_json:
@@ -209,15 +213,14 @@ def _other(context: Context, base: str, name: str, handlers: Mapping[str, str]) 
 def _tree(item: _Item, *, can_read: bool) -> list[Work]:
     """Judge a tree of arrays."""
     tree = _read_tree(item)
-    item.known |= {name for name in item.files if name.partition("/")[0] == "d"}
-    item.known |= {orbax.TREE} | {
-        name for name in item.files if orbax.OF_PROCESS.fullmatch(name.partition("/")[0])
-    }
+    item.known |= {orbax.TREE} | {name for name in item.files if orbax.OF_DATABASE.fullmatch(name)}
     if tree is not None and tree.has_strings and orbax.STRINGS not in item.files:
         item.say(Kind.MISSING, orbax.STRINGS, "the file is missing: texts of the tree are in it")
     if ocdbt.MANIFEST in item.files or (tree is not None and tree.uses_ocdbt):
         item.known.add(ocdbt.MANIFEST)
-        if not can_read or not _database(item):
+        is_read = can_read and _database(item)
+        _unread(item)
+        if not is_read:
             return []
     else:
         names = sorted(item.files - item.known)
@@ -259,6 +262,19 @@ def _database(item: _Item) -> bool:
         report.crc += read.summed
     _manifests_of_processes(item)
     return True
+
+
+def _unread(item: _Item) -> None:
+    """Report files of a database to which no key leads, and that are code for whoever loads them.
+
+    They are nodes, and values of older versions; a load of the database looks at no other.
+    """
+    folder = item.context.folder
+    read = {value.file for value in item.values.values()}
+    for name in sorted(item.known - read - {orbax.TREE, ocdbt.MANIFEST}):
+        with contextlib.suppress(OSError, Malformed), folder.open(item.base + name) as file:
+            if any_file.is_unsafe(file, folder.size(item.base + name)):
+                look(item.context, item.base + name)
 
 
 def _manifests_of_processes(item: _Item) -> None:

@@ -510,7 +510,7 @@ def _is_plain(items: Sequence[dcp.Item], size: int) -> bool:
     """Return whether items in their order follow each other, inside of so many bytes."""
     places = [item.place for item in items]
     starts, ends = map(itemgetter(1), places[1:]), list(map(itemgetter(2), places))
-    return ends[-1] <= size and all(map(le, ends, starts))
+    return not ends or (ends[-1] <= size and all(map(le, ends, starts)))
 
 
 def _refused(context: Context, name: str, items: Sequence[dcp.Item], size: int) -> list[dcp.Item]:
