@@ -38,6 +38,7 @@ EXTRAS = {
     "orbax": {"backports.zstd", "google-crc32c"},
     "memory": {"pyfakefs"},
     "cluster": {"distributed", "cryptography"},
+    "fuzz": {"ckpt-conformance", "atheris", "gguf", "tensorstore"},
     "scanners": {"picklescan", "modelscan", "fickling"},
     "s3": {"s3fs"},
     "all": {"ckpt-conformance"},
