@@ -12,6 +12,8 @@ JOBS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || ec
 SOAK_RUNS ?= 100
 KILLS ?= 1000
 CACHE ?= .cache/results
+FUZZ_SECONDS ?= 3600
+FUZZ_JOBS ?= $(JOBS)
 VENV := .venv
 BIN := $(VENV)/bin
 THIRD := .venv-third-party
@@ -118,7 +120,7 @@ certify-third-party: $(THIRD)/.stamp ## certify accelerate and lightning, in an 
 PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: validate-models test test-all soak nightly mutants bench
+.PHONY: validate-models test test-all soak nightly mutants fuzz-fsck bench
 test: $(VENV)/.stamp-dev ## the project's own tests (11 to 16 minutes on 2 cores)
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
@@ -146,12 +148,15 @@ nightly: $(VENV)/.stamp-use ## kill ranks at KILLS=1000 random points of their s
 	$(BIN)/python benchmarks/nightly_ranks.py --kills $(KILLS) --jobs $(JOBS) $(ARGS)
 	$(BIN)/python benchmarks/nightly_unreached.py --jobs $(JOBS) --cache $(CACHE)
 
+fuzz-fsck: $(VENV)/.stamp-dev ## fuzz fsck and diff for FUZZ_SECONDS=3600 in FUZZ_JOBS processes, with the libraries as the truth
+	@OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python tests/fuzz/fuzz_fsck.py --seconds $(FUZZ_SECONDS) --jobs $(FUZZ_JOBS) $(ARGS)
+
 bench: $(VENV)/.stamp-dev ## the numbers of benchmarks/, as tables
 	@for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench $(ARGS) || exit; done
 
 # ---- looking after the code ----------------------------------------------------------------------
 
-.PHONY: lint types docs durations clean distclean
+.PHONY: lint types docs docs-oncall durations clean distclean
 lint: $(VENV)/.stamp-dev ## ruff: rules and format
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --no-cache --check .
@@ -162,6 +167,9 @@ types: $(VENV)/.stamp-dev ## mypy and pyright, both strict
 
 docs: $(VENV)/.stamp-use ## docs/invariants.md, incidents.md, requirements.md, torch-versions.md, generated-mutants.md
 	$(BIN)/python -m ckpt_conformance.report.docs
+
+docs-oncall: $(VENV)/.stamp-dev ## the on-call table of docs/fsck.md: layouts and faults, and what fsck says (3 core-minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/oncall_table.py --write docs/fsck.md
 
 durations: $(VENV)/.stamp-use ## how long each suite takes, from a full run: workers begin with the longest
 	$(BIN)/ckpt-conformance certify reference --budget full --jobs $(JOBS) --out reports/durations

@@ -146,7 +146,7 @@ class Drilled:
         }
 
 
-class _Drill(NamedTuple):
+class Drill(NamedTuple):
     """A checkpoint to drill with: what fsck says of it as it is, and how fsck is asked."""
 
     path: Path
@@ -191,7 +191,7 @@ def drill(  # noqa: PLR0913  one parameter for each option
     with tempfile.TemporaryDirectory(prefix="ckc-drill-") as folder:
         _check_room(path, Path(folder))
         for name, own in drawn:
-            done.append(_drilled(_Drill(path, before, options), Path(folder), name, own, file))
+            done.append(drilled(Drill(path, before, options), Path(folder), name, own, file))
     if as_json:
         rows = [one.to_json() for one in done]
         body = {"schema": SCHEMA, "path": str(path), "seed": seed, "drills": rows}
@@ -211,8 +211,8 @@ def _check_room(path: Path, folder: Path) -> None:
         raise requests.RequestError(f"{why}: set TMPDIR to a folder with more room")
 
 
-def _drilled(drill: _Drill, folder: Path, fault: str, seed: int, file: str | None) -> Drilled:
-    """Damage a copy, judge it, and remove it."""
+def drilled(drill: Drill, folder: Path, fault: str, seed: int, file: str | None = None) -> Drilled:
+    """Damage a copy below a folder by a fault that a seed draws, judge it, and remove it."""
     from ckpt_conformance.fault_injectors import drills
     from ckpt_conformance.fsck.judge.judge import judge
 
