@@ -388,3 +388,13 @@ def test_a_link_out_of_the_checkpoint_is_not_followed(golden: Path, tmp_path: Pa
     chunk.rename(outside)
     chunk.symlink_to(outside)
     assert judge(golden / "zarr2").state is State.DAMAGED
+
+
+def test_half_of_a_surrogate_pair_in_a_sharding_is_damage(repository: Path, tmp_path: Path) -> None:
+    """Found by `make fuzz-fsck`: JSON may have it in a text, and no UTF-8 can."""
+    run = shutil.copytree(
+        repository / "tests" / "golden" / "fsck" / "orbax" / "zarr2", tmp_path / "run"
+    )
+    values = dict.fromkeys(json.loads((run / "_sharding").read_bytes()), "\ud800")
+    (run / "_sharding").write_text(json.dumps(values))
+    assert judge(run).state is State.DAMAGED

@@ -151,7 +151,7 @@ def read_shardings(data: bytes) -> set[str]:
             names.add(base64.b64decode(name, validate=True).decode("utf-8"))
         except ValueError:
             raise Malformed(f"{clip(name)} is the name of no array in base 64") from None
-        kind = parse_json(str(text).encode()).get("sharding_type")
+        kind = parse_json(str(text).encode(errors="surrogatepass")).get("sharding_type")
         if kind not in _SHARDINGS:
             raise TooLarge(f"an array is placed by {clip(kind)}, of which nothing is known here")
     return names
