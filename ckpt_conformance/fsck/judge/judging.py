@@ -208,7 +208,7 @@ class Judging:
         opened.judgement = Judgement((step is not None, step or 0, time), report)
         opened.judgement.shared = list(self._shared(candidate, folder))
         linked = (one.file for one in opened.judgement.shared)
-        opened.judgement.kin = kin_of(candidate, report, linked)
+        opened.judgement.kin = kin_of(candidate, report, linked, self.top)
         opened.works = self._chosen(opened.judgement, works, job.slice)
         return opened
 
