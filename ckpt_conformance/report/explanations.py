@@ -133,6 +133,13 @@ EXPLANATIONS = {
         "List the folder again.",
         "Nothing, if your job rotates. Judge again for a report without it.",
     ),
+    Topic.CHANGING: Explanation(
+        "Each time it was judged, some of its files came, went or were written to meanwhile: a job "
+        "saves or rotates there now, or its folder holds a file that is always written to.",
+        "A load may meet the files of two saves, or none.",
+        "Look which process writes there (`lsof +D DIR`).",
+        "Judge it again when nobody writes; `--pin DIR` holds a checkpoint while it is judged.",
+    ),
     Topic.NOT_JUDGED: Explanation(
         "Something keeps fsck from judging it: a format that it cannot read, or a package that is"
         " missing; the finding says which. Nothing is known to be wrong with it.",

@@ -11,6 +11,7 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.fsck.judge.judge import Change
 from ckpt_conformance.fsck.source.findings import (
     Finding,
     Kind,
@@ -20,7 +21,7 @@ from ckpt_conformance.fsck.source.findings import (
     State,
     Topic,
 )
-from ckpt_conformance.report.terminal import count, shown
+from ckpt_conformance.report.terminal import count, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,11 @@ GLYPHS = {
     State.UNSAFE: "!",
 }
 MOST_FINDINGS = 20
+CHANGES = {
+    Change.GONE: "was removed",
+    Change.NEW: "came",
+    Change.CHANGED: "changed",
+}
 _MOST_TENSORS = 3
 
 
@@ -195,8 +201,3 @@ def describe(finding: Finding) -> str:
     tensors = f" [{names}]" if names else ""
     kind = "remark" if finding.kind is Kind.NOTE else finding.kind
     return one_line(f"{kind}  {finding.file}{place}{tensors}: {finding.what}")
-
-
-def one_line(text: object) -> str:
-    """Escape what a terminal would obey, line breaks too."""
-    return shown(text).replace("\n", "\\n")

@@ -57,6 +57,11 @@ def shown(text: object) -> str:
     )
 
 
+def one_line(text: object) -> str:
+    """Escape what a terminal would obey, line breaks too."""
+    return shown(text).replace("\n", "\\n")
+
+
 def count(number: int, noun: str) -> str:
     """Write "1 invariant", "2 invariants"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

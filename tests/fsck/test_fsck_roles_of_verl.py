@@ -1,7 +1,7 @@
 """A role that a step of verl lacks: what the other steps and the run's pointer tell of it.
 
-verl's trainer saves all roles at every save, one after the other, and its pointer last; a load raises
-where a role is missing. Each role has a number of its own of checkpoints that are kept.
+verl's trainer saves all roles at every save, one after the other, and its pointer last; a load
+raises where a role is missing. Each role has a number of its own of checkpoints that are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from fsck_runs import Finished
 from megatron_layouts import manifest, v2_role, write_manifest
 from test_fsck_verl import role
 
-from ckpt_conformance.fsck.judge.judge import judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:

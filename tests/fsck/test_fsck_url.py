@@ -29,7 +29,8 @@ from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.fault_injectors import at_rest
 from ckpt_conformance.fsck.diff.diff import diff
-from ckpt_conformance.fsck.judge.judge import Judged, Options, judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import Judged, Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, State
 from ckpt_conformance.fsck.source.places import place
 from ckpt_conformance.fsck.source.remote import AHEAD, BLOCK, RemoteFile

@@ -59,6 +59,17 @@ Null = Annotated[
     bool,
     typer.Option("--null", "-0", help="End the path of --newest-whole with a NUL, not a newline."),
 ]
+Pin = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Hold what --newest-whole finds in a new folder, as links that no rotation removes.",
+    ),
+]
+PinCopy = Annotated[
+    bool,
+    typer.Option(help="Copy for --pin where blocks cannot be shared; also to other file systems."),
+]
 MetadataOnly = Annotated[
     bool, typer.Option(help="Read structure and sizes only: no digest, no CRC.")
 ]

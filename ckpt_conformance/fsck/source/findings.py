@@ -97,6 +97,7 @@ class Topic(StrEnum):
     UNREACHABLE = "unreachable"
     PERMISSION = "permission"
     GONE = "gone"
+    CHANGING = "changing"
     NOT_JUDGED = "not-judged"
     NO_CHECKSUM = "no-checksum"
     REMARK = "remark"
