@@ -18,6 +18,7 @@ from ckpt_conformance.cli.disk.options import (
     AllowName,
     AsJson,
     CountNans,
+    Details,
     Explain,
     FileTimeout,
     MetadataOnly,
@@ -111,6 +112,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     nan: CountNans = False,
     allow_name: AllowName = None,
     allow_code: AllowCode = False,
+    details: Details = False,
     as_json: AsJson = False,
     jobs: Threads = None,
     timeout: Timeout = None,
@@ -146,7 +148,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     count, least = jobs or threads(path), require_coverage or 0.0
     given = (count, metadata_only, sample, seed, nan, trust, bound.end, file_timeout, least)
     options = Options(*given)
-    asked = Asked(bound, part_of(shard, results), results, plan, write_plan, cluster)
+    asked = Asked(bound, part_of(shard, results), results, plan, write_plan, cluster, details)
     if newest_whole:
         asked.refuse("--newest-whole", "stops at the first whole checkpoint, and needs no parts")
         raise typer.Exit(newest.judge(path, options, lambda: Progress("fsck"), bound, answer))
@@ -188,6 +190,7 @@ class Asked:
     plan: Path | None
     write_plan: Path | None
     cluster: Place | None = None  # None: this machine
+    details: bool = False  # of every checkpoint
 
     @property
     def is_shared(self) -> bool:
@@ -253,7 +256,7 @@ def _judge_all(path: places.Where, options: Options, asked: Asked, *, as_json: b
         reports = taker.index.reports()
         named = trackers.read(path, reports)
         judged = Judged(path, reports, plan.listed.leftovers, options, trackers=named)
-        return deliver(judged, as_json=as_json)
+        return deliver(judged, as_json=as_json, details=asked.details)
 
 
 @contextlib.contextmanager
@@ -329,7 +332,7 @@ def _say_part(taker: Taker, asked: Asked) -> int:
     return WHOLE
 
 
-def deliver(judged: Judged, *, as_json: bool) -> int:
+def deliver(judged: Judged, *, as_json: bool, details: bool = False) -> int:
     """Print what was judged; return the exit status."""
     from ckpt_conformance.report import fsck_lines
 
@@ -337,7 +340,8 @@ def deliver(judged: Judged, *, as_json: bool) -> int:
         for text in fsck_lines.json_text(judged):
             typer.echo(text, nl=False)
     else:
-        for line in fsck_lines.lines(judged):
+        style = fsck_lines.Style(terminal.width(), details)
+        for line in fsck_lines.lines(judged, style):
             terminal.say(line)
     return _status(judged)
 

@@ -90,6 +90,9 @@ RequireCoverage = Annotated[
     ),
 ]
 CountNans = Annotated[bool, typer.Option(help="Count NaNs and infinities of each tensor.")]
+Details = Annotated[
+    bool, typer.Option(help="Show all that was read and found of whole checkpoints, too.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 FileTimeout = Annotated[
     float | None,
