@@ -127,8 +127,7 @@ def test_a_run_of_one_role_is_whole(tmp_path: Path) -> None:
 def test_shards_tell_what_one_process_tells(tmp_path: Path) -> None:
     root = run(tmp_path / "run", {10: BOTH, 20: ACTOR})
     (root / TRACKER).write_text("20")
-    whole = Finished("fsck", root)
-    assert "critic/" in whole.out
+    assert "remark  critic/" in Finished("fsck", root, "--details").out
     (root / TRACKER).write_text("10")
     files = [tmp_path / f"{number}.jsonl" for number in (1, 2)]
     for number, file in enumerate(files, 1):

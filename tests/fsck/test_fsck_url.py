@@ -78,6 +78,7 @@ def told(judged: Judged) -> dict[str, Any]:
     """Give all that was said, with names relative to what was judged."""
     found: dict[str, Any] = json.loads(json.dumps(judged.to_json()).replace(str(judged.path), "."))
     found["checkpoints"].sort(key=lambda one: one["path"])  # of one step, the times decide
+    assert all(one.pop("changed") for one in found["checkpoints"])  # a copy is younger
     return found | {"newest_whole": bool(found["newest_whole"])}
 
 

@@ -186,6 +186,9 @@ class Trainer:
             stdout=subprocess.PIPE,
             text=True,
         )
+        if self.process.stdin is None or self.process.stdout is None:
+            raise RuntimeError("a pipe was asked for")
+        self._in, self._out = self.process.stdin, self.process.stdout
         self.root = root
         self._done()
 
@@ -199,20 +202,18 @@ class Trainer:
         self.process.communicate()
 
     def _done(self) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "\n"
+        if self._out.readline() != "\n":
+            raise RuntimeError("the job has ended; its errors are above")
 
     def __call__(self, command: str, *words: Any, **options: Any) -> None:  # noqa: ANN401
         """Have it do something."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([command, words, options]) + "\n")
-        self.process.stdin.flush()
+        self._in.write(json.dumps([command, words, options]) + "\n")
+        self._in.flush()
         self._done()
 
     def notes(self) -> Iterator[tuple[float, str, str]]:
         """Yield what a hammer notes: seconds of the monotonic clock, what, and of which step."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._out:
             at, what, name = json.loads(line)
             yield at, what, name
 
