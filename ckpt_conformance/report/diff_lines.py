@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.diff.compare import Difference, Status
 from ckpt_conformance.fsck.source.findings import Kind
-from ckpt_conformance.report.fsck_lines import one_line
-from ckpt_conformance.report.terminal import count
+from ckpt_conformance.report.terminal import count, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

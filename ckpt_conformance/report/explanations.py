@@ -22,6 +22,7 @@ class Explanation(NamedTuple):
         load: what the libraries do when they load it.
         check: how to see it without fsck.
         do: what to do next.
+        next: the same in some words, for one line of a report; empty where nothing is to be done.
 
     """
 
@@ -29,6 +30,7 @@ class Explanation(NamedTuple):
     load: str
     check: str
     do: str
+    next: str = ""
 
 
 EXPLANATIONS = {
@@ -40,6 +42,7 @@ EXPLANATIONS = {
         "`unzip -t FILE` for archives of torch; `sha256sum` of this copy and of another one.",
         "Do not resume from it. Take an older checkpoint (`fsck RUN --newest-whole`), or another "
         "copy of this one. If copies differ, look at the disk, and at what copied it.",
+        "take an older one, or another copy of it",
     ),
     Topic.STRUCTURE: Explanation(
         "A header, an index or a pickle contradicts itself, the file, or another file: something "
@@ -47,6 +50,7 @@ EXPLANATIONS = {
         "Most loads raise; some serve what is left, or zeros.",
         "Load it on a machine that you can spare, with weights_only=True.",
         "Take an older checkpoint (`fsck RUN --newest-whole`), or another copy of this one.",
+        "take an older one, or another copy of it",
     ),
     Topic.SIZE: Explanation(
         "The file is shorter or longer than what refers to it says: a save that was killed, a "
@@ -55,6 +59,7 @@ EXPLANATIONS = {
         "`ls -l FILE`, here and where it was copied from; `df` of the disk.",
         "Copy it again if the original is whole. Take an older checkpoint (`fsck RUN --newest-"
         "whole`), or another copy of this one.",
+        "copy it again, or take an older one",
     ),
     Topic.ANOTHER_SAVE: Explanation(
         "Files of one checkpoint disagree about the step, the number of ranks, or what was "
@@ -63,6 +68,7 @@ EXPLANATIONS = {
         "Every file loads by itself, so nothing is raised: the job goes on from a mixture.",
         "Compare the times of the files, and the steps in them.",
         "Put the files of one save together, or take another checkpoint.",
+        "put the files of one save together, or take an older one",
     ),
     Topic.ROLE: Explanation(
         "A file holds the state of something else than its name says: two files have changed "
@@ -70,6 +76,7 @@ EXPLANATIONS = {
         "load_state_dict raises in most cases; with strict=False, or of two alike, it does not.",
         "Load both files with weights_only=True, and look at their keys.",
         "Rename them back, if both are whole, and judge again.",
+        "rename the files back, or take an older one",
     ),
     Topic.ABSENT: Explanation(
         "A file is missing that an index, a manifest, numbers in names, or the library's own "
@@ -78,6 +85,7 @@ EXPLANATIONS = {
         "`ls` here, and where it was copied from; the log of the save.",
         "Copy what is missing. Take an older checkpoint (`fsck RUN --newest-whole`), or another "
         "copy of this one.",
+        "copy what is missing, or take an older one",
     ),
     Topic.COMMIT: Explanation(
         "What the library writes last is missing, so the save did not end: it was killed, it "
@@ -86,6 +94,7 @@ EXPLANATIONS = {
         "Look whether a process still writes there (`lsof +D DIR`), and into the log of the save.",
         "If it is being written, judge it again later. Else take an older checkpoint (`fsck RUN "
         "--newest-whole`), or another copy of this one.",
+        "being written? judge it again later; else take an older one",
     ),
     Topic.RUNS_CODE: Explanation(
         "A pickle asks for a name that no library writes into a checkpoint. To load it may run "
@@ -93,6 +102,7 @@ EXPLANATIONS = {
         "torch.load(weights_only=False), pickle.load and joblib import and call it at once.",
         "`python -m pickletools FILE` shows what it asks for; ask who made the file.",
         "Load it nowhere until you know. If the name is yours: --allow-name MODULE.NAME.",
+        "load it nowhere; if the name is yours: --allow-name",
     ),
     Topic.LINK: Explanation(
         "A symbolic link leads out of the folder that was judged, or to nothing. It is not "
@@ -100,6 +110,7 @@ EXPLANATIONS = {
         "A load follows it, on machines where it leads somewhere.",
         "`readlink -f FILE`.",
         "Judge the folder that it leads to, or copy the file into the checkpoint.",
+        "judge the folder that the link leads to",
     ),
     Topic.TOO_LARGE: Explanation(
         "A structure is larger than what is read of files that nobody vouches for. Nothing is "
@@ -107,12 +118,14 @@ EXPLANATIONS = {
         "A load reads it, and takes the memory that it asks for.",
         "`ls -l FILE`; docs/fsck.md has the limits.",
         "If it is yours, and real, load it once to see; please report it.",
+        "if it is yours, and real, load it once to see",
     ),
     Topic.OUT_OF_TIME: Explanation(
         "Reading took longer than --timeout or --file-timeout allows, or a read did not come back.",
         "A load waits as long, or for ever.",
         "`dd if=FILE of=/dev/null`; `dmesg` for errors of the disk; the state of the mount.",
         "Give it more time, or mend the disk or the network.",
+        "give it more time, or look at the disk or the network",
     ),
     Topic.UNREACHABLE: Explanation(
         "A store did not give the bytes, or gave fewer than it says there are, three times; or no"
@@ -120,18 +133,29 @@ EXPLANATIONS = {
         "A load fails, or tries again.",
         "Get the object with the store's own tool.",
         "Judge it again when the store answers. Nothing is known of the checkpoint until then.",
+        "judge it again when the store answers",
     ),
     Topic.PERMISSION: Explanation(
         "This user may not read the file.",
         "A load as this user raises PermissionError.",
         "`namei -l FILE` shows who may do what on the way to it.",
         "Judge it as the user who will load it.",
+        "judge it as the user who will load it",
     ),
     Topic.GONE: Explanation(
         "It was listed, and was not there any more when it was read: rotation has removed it.",
         "It can not be loaded any more.",
         "List the folder again.",
         "Nothing, if your job rotates. Judge again for a report without it.",
+        "nothing, if your job rotates",
+    ),
+    Topic.CHANGING: Explanation(
+        "Each time it was judged, some of its files came, went or were written to meanwhile: a job "
+        "saves or rotates there now, or its folder holds a file that is always written to.",
+        "A load may meet the files of two saves, or none.",
+        "Look which process writes there (`lsof +D DIR`).",
+        "Judge it again when nobody writes; `--pin DIR` holds a checkpoint while it is judged.",
+        "judge it again when nobody writes, or hold it by --pin DIR",
     ),
     Topic.NOT_JUDGED: Explanation(
         "Something keeps fsck from judging it: a format that it cannot read, or a package that is"
@@ -139,6 +163,7 @@ EXPLANATIONS = {
         "A load may work.",
         "Load it where that is safe.",
         "Do what the finding says, and judge it again.",
+        "do what the finding says, and judge it again",
     ),
     Topic.NO_CHECKSUM: Explanation(
         "The records were written without a CRC (torch.serialization.set_crc32_options(False)).",
@@ -166,6 +191,6 @@ def lines(topic: str) -> Iterator[str]:
     told = EXPLANATIONS[Topic(topic)]
     heads = ("what it means", "what a load does", "how to check", "what to do")
     yield topic
-    for head, text in zip(heads, told, strict=True):
+    for head, text in zip(heads, told[: len(heads)], strict=True):
         yield f"  {head}"
         yield from textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")

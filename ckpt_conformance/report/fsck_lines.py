@@ -5,13 +5,18 @@ Names and reasons come from files that nobody vouches for, so they are escaped.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import textwrap
+import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
+from ckpt_conformance.fsck.judge.judge import Change
 from ckpt_conformance.fsck.source.findings import (
+    SEVERITY,
     Finding,
     Kind,
     NotFinite,
@@ -20,10 +25,11 @@ from ckpt_conformance.fsck.source.findings import (
     State,
     Topic,
 )
-from ckpt_conformance.report.terminal import count, shown
+from ckpt_conformance.report.explanations import EXPLANATIONS
+from ckpt_conformance.report.terminal import count, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ckpt_conformance.fsck.judge.judge import Judged, Options
     from ckpt_conformance.fsck.source.places import Where
@@ -36,17 +42,62 @@ GLYPHS = {
     State.UNSAFE: "!",
 }
 MOST_FINDINGS = 20
+CHANGES = {
+    Change.GONE: "was removed",
+    Change.NEW: "came",
+    Change.CHANGED: "changed",
+}
+_FEW_FINDINGS = 5  # of one of several checkpoints
 _MOST_TENSORS = 3
+_MOST_LAYOUTS = _MOST_NEWER = 4
+_MEASURED = 500  # checkpoints for which columns are made
+_MOST_VERDICT, _MOST_NAME = 40, 48  # columns
+_GAP, _HANGING = "  ", " " * 6
+_KIB, _ROUND = 1024, 100
+now = time.time  # by a name of its own: tests hold the clock
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400  # seconds
 
 
-def lines(judged: Judged) -> Iterator[str]:
-    """Yield the lines: each checkpoint with its findings, the leftovers, the newest whole one."""
-    states: Counter[str] = Counter()
-    topics: set[Topic] = set()
+@dataclass(frozen=True)
+class Style:
+    """How much is said, and on how many columns.
+
+    Attributes:
+        width: columns of a terminal; None for a pipe, which gets lines of any length.
+        details: everything of each checkpoint; else of those that are not whole.
+        now: seconds since 1970, from which ages are counted.
+
+    """
+
+    width: int | None = None
+    details: bool = False
+    now: float = field(default_factory=lambda: now())  # noqa: PLW0108  looked up when it is needed
+
+
+def lines(judged: Judged, style: Style | None = None) -> Iterator[str]:
+    """Yield the lines: each checkpoint, the leftovers, the newest whole one last.
+
+    A checkpoint has one line; one that is not whole has more, indented, with what was found.
+    """
+    style = style or Style()
+    for line in _lines(judged, style):
+        yield from fitted(line, style.width)
+
+
+def _lines(judged: Judged, style: Style) -> Iterator[str]:
+    tally = _Tally()
+    some = itertools.islice(judged.reports, _MEASURED)
+    table = _Table.of([_cells(one, judged.path, style) for one in some])
+    is_alone, is_found = len(judged.reports) == 1, False
     for report in judged.reports:
-        yield from _checkpoint(report, judged.path, judged.options)
-        states[_verdict(report)] += 1
-        topics |= {one.topic for one in report.findings if one.kind is not Kind.NOTE}
+        tally.take(report)
+        if not is_found and not (is_found := judged.is_enough(report)):
+            tally.newer.append(one_line(_short(report.path, judged.path)))
+        is_told = style.details or is_alone or _is_told(report, judged.options)
+        tail = _tail(report, is_told=is_told)
+        yield from table.row(_cells(report, judged.path, style), tail, style.width)
+        if is_told:
+            yield from _details(report, judged.options, is_short=not (style.details or is_alone))
     for name in judged.leftovers[:MOST_FINDINGS]:
         yield f"  leftover  {one_line(name)}: work in progress that nobody finished"
     if len(judged.leftovers) > MOST_FINDINGS:
@@ -54,19 +105,171 @@ def lines(judged: Judged) -> Iterator[str]:
     if not judged.reports:
         yield f"{one_line(judged.path)}: nothing here looks like a checkpoint"
         return
-    if states.total() > 1:
-        yield ", ".join(f"{number:,} {what}" for what, number in states.items())
+    yield from _end(judged, tally, is_short=not (style.details or is_alone))
+
+
+def _end(judged: Judged, tally: _Tally, *, is_short: bool) -> Iterator[str]:
+    """Yield what is said of all checkpoints, the answer last: there a terminal stands."""
+    if tally.states.total() > 1:
+        yield tally.line()
+    if judged.options.metadata_only and is_short:
+        yield "  their content was not read (--metadata-only)"
+    if judged.options.sample < 1 and is_short:
+        share, seed = percent(judged.options.sample), judged.options.seed
+        yield f"  a sample: {share} of the bytes with a digest or CRC were read (seed {seed})"
+    if tally.remarks and is_short:
+        yield f"  {count(tally.remarks, 'remark')}: --details shows them, and everything else"
     yield from _trackers(judged)
-    if topics:
-        yield f"  more about this: ckpt-conformance fsck --explain {'|'.join(sorted(topics))}"
+    if tally.topics:
+        first, *others = tally.topics
+        also = f"  (also: {', '.join(others)})" if others else ""
+        yield f"  more about this: ckpt-conformance fsck --explain {first}{also}"
     if judged.missing:
         yield "newest whole: unknown: not all was judged"
         return
     newest = judged.newest_whole
     if newest:
+        if tally.newer:
+            some = ", ".join(tally.newer[:_MOST_NEWER])
+            more = len(tally.newer) - _MOST_NEWER
+            yield f"  newer, and not whole: {some}{f' and {more} more' if more > 0 else ''}"
         yield f"newest {verdict(newest)}: {one_line(newest.path)}"
     else:
         yield f"newest whole{_asked(judged.options)}: none"
+
+
+@dataclass
+class _Tally:
+    """What is counted over all checkpoints."""
+
+    states: Counter[str] = field(default_factory=Counter[str])
+    order: dict[str, int] = field(default_factory=dict[str, int])
+    layouts: Counter[str] = field(default_factory=Counter[str])
+    newer: list[str] = field(default_factory=list[str])
+    topics: dict[Topic, None] = field(default_factory=dict[Topic, None])
+    remarks: int = 0
+
+    def take(self, report: Report) -> None:
+        """Count one."""
+        self.states[_verdict(report)] += 1
+        self.order[_verdict(report)] = SEVERITY.index(report.state)
+        self.layouts[report.layout] += 1
+        wrong = (one.topic for one in report.findings if one.kind is not Kind.NOTE)
+        self.topics |= dict.fromkeys(wrong)
+        if report.state is State.WHOLE:
+            self.remarks += _remarks(report)
+
+    def line(self) -> str:
+        """Say how many there are of what."""
+        worst = sorted(self.states.items(), key=lambda one: -self.order[one[0]])
+        found = ", ".join(f"{number:,} {what}" for what, number in worst)
+        layouts = ", ".join(one for one, _ in self.layouts.most_common(_MOST_LAYOUTS))
+        return f"{count(self.states.total(), 'checkpoint')} ({layouts}): {found}"
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+class _Cells(NamedTuple):
+    """A line of the table."""
+
+    verdict: str
+    name: str
+    age: str
+    size: str
+
+
+class _Table(NamedTuple):
+    """Columns that are as wide as what is in them, but for very long names."""
+
+    widths: Sequence[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[_Cells]) -> _Table:
+        """Measure lines."""
+        most = (_MOST_VERDICT, _MOST_NAME, _MOST_NAME, _MOST_NAME)
+        columns = zip(most, zip(*rows, strict=True), strict=True) if rows else ()
+        return cls([min(max(map(len, column)), limit) for limit, column in columns])
+
+    def row(self, cells: _Cells, tail: str, width: int | None) -> Iterator[str]:
+        """Yield a line; what to do goes into a second one where a terminal is too narrow."""
+        verdict, name, age, size = self.widths
+        line = (
+            f"{cells.verdict:<{verdict}}  {cells.name:<{name}}  {cells.age:>{age}}  "
+            f"{cells.size:>{size}}"
+        )
+        if width is not None and len(line) > width:
+            yield f"{cells.verdict}  {cells.name}"
+            yield f"{_HANGING}{cells.age}  {cells.size}{_GAP}{tail}".rstrip()
+        elif tail and width is not None and len(line) + len(tail) + len(_GAP) > width:
+            yield line
+            yield f"{_HANGING}{tail}"
+        else:
+            yield f"{line}{_GAP}{tail}".rstrip()
+
+
+def _cells(report: Report, top: Where, style: Style) -> _Cells:
+    name = one_line(_short(report.path, top))
+    if report.step is not None and str(report.step) not in name:
+        name += f" (step {report.step})"
+    age = "" if report.changed is None else age_of(style.now - report.changed)
+    return _Cells(f"{GLYPHS[report.state]} {verdict(report)}", name, age, size_of(report.size))
+
+
+def _tail(report: Report, *, is_told: bool) -> str:
+    """Say what to do next; of what is whole, what else there is to know."""
+    if report.state is not State.WHOLE:
+        topics = (EXPLANATIONS[one.topic].next for one in report.findings)
+        return f"next: {next(topics, '')}"
+    notes = ["no NaN and no infinity"] if report.not_finite == [] else []
+    if _remarks(report) and not is_told:
+        notes.append(count(_remarks(report), "remark"))
+    return ", ".join(notes)
+
+
+def _remarks(report: Report) -> int:
+    """Count what `--details` would show of a whole checkpoint."""
+    return sum(one.kind is Kind.NOTE for one in report.findings) + bool(report.passed_over)
+
+
+def _is_told(report: Report, options: Options) -> bool:
+    """Return whether there is more to say of a checkpoint than its line."""
+    is_enough = report.coverage >= options.least
+    return report.state is not State.WHOLE or not is_enough or bool(report.not_finite)
+
+
+def age_of(seconds: float) -> str:
+    """Write an age in minutes, hours or days, rounded down."""
+    if seconds < -_MINUTE:
+        return "in the future"
+    for unit, length, least in (("d", _DAY, 2), ("h", _HOUR, 2), ("min", _MINUTE, 1)):
+        if seconds >= least * length:
+            return f"{int(seconds // length):,} {unit} ago"
+    return "< 1 min ago"
+
+
+def size_of(number: int) -> str:
+    """Write a number of bytes in three digits or so."""
+    size = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < _KIB:
+            return f"{size:.0f} {unit}" if size >= _ROUND or unit == "B" else f"{size:.1f} {unit}"
+        size /= _KIB
+    return f"{size:,.1f} PiB"
+
+
+def fitted(line: str, width: int | None) -> Iterator[str]:
+    """Yield a line in as many as a terminal needs, none cut inside of a word or a path."""
+    if width is None or len(line) <= width:
+        yield line
+        return
+    indent = " " * (len(line) - len(line.lstrip(" "))) + _HANGING
+    yield from textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+# -- words -----------------------------------------------------------------------------------------
 
 
 def verdict(report: Report) -> str:
@@ -118,20 +321,39 @@ def json_text(judged: Judged) -> Iterator[str]:
     yield ("]" if between == "\n" else "\n  ]") + tail + "\n"
 
 
-def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
-    """Yield the lines of one checkpoint."""
-    name = one_line(_short(report.path, top))
+def _details(report: Report, options: Options, *, is_short: bool) -> Iterator[str]:
+    """Yield what was read of one checkpoint, and what was found; the latter alone if short."""
+    most = _FEW_FINDINGS if is_short else MOST_FINDINGS
+    if not is_short:
+        yield from _facts(report, options)
+    if report.state is State.WHOLE and report.coverage < options.least:
+        yield f"    {too_little(report, options)}"
+    for finding in report.findings[:most]:
+        yield f"    {describe(finding)}"
+    if len(report.findings) > most:
+        where = "--details shows them" if is_short else "--json has all"
+        yield f"    and {len(report.findings) - most} more ({where})"
+    if report.passed_over and not is_short:
+        names = ", ".join(report.passed_over[:_MOST_TENSORS])
+        more = len(report.passed_over) - _MOST_TENSORS
+        tail = f" and {more} more" if more > 0 else ""
+        yield one_line(f"    passed over, of no layout and without code: {names}{tail}")
+    yield from _not_finite(report.not_finite)
+
+
+def _facts(report: Report, options: Options) -> Iterator[str]:
+    """Yield what a checkpoint is, and how much of it was read."""
     step = "" if report.step is None else f", step {report.step}"
     ranks = "" if report.world_size is None else f", {count(report.world_size, 'rank')}"
-    yield f"{GLYPHS[report.state]} {verdict(report)}  {name}  ({report.layout}{step}{ranks})"
     tensors = count(report.tensors, "tensor")
     if report.ties:
         tensors += f" ({count(report.ties, 'group')} of tied ones)"
+    head = f"    {report.layout}{step}{ranks}: {tensors}, {report.size:,} bytes"
     if options.metadata_only:
-        yield f"    {tensors}, {report.size:,} bytes; their content was not read"
+        yield f"{head}; their content was not read"
     else:
         yield (
-            f"    {tensors}, {report.size:,} bytes: digest {report.digest:,}, CRC {report.crc:,}, "
+            f"{head}: digest {report.digest:,}, CRC {report.crc:,}, "
             f"structure {report.structure:,}, nothing {report.uncovered:,}"
         )
     if options.sample < 1:
@@ -140,18 +362,6 @@ def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
             f"    a sample: {read:,} of {total:,} bytes with a digest or CRC were read "
             f"({100 * read / total if total else 100:.3g} %, seed {options.seed})"
         )
-    if report.state is State.WHOLE and report.coverage < options.least:
-        yield f"    {too_little(report, options)}"
-    for finding in report.findings[:MOST_FINDINGS]:
-        yield f"    {describe(finding)}"
-    if len(report.findings) > MOST_FINDINGS:
-        yield f"    and {len(report.findings) - MOST_FINDINGS} more (--json has all)"
-    if report.passed_over:
-        names = ", ".join(report.passed_over[:_MOST_TENSORS])
-        more = len(report.passed_over) - _MOST_TENSORS
-        tail = f" and {more} more" if more > 0 else ""
-        yield one_line(f"    passed over, of no layout and without code: {names}{tail}")
-    yield from _not_finite(report.not_finite)
 
 
 def too_little(report: Report, options: Options) -> str:
@@ -175,8 +385,6 @@ def _short(path: Where, top: Where) -> str:
 
 def _not_finite(tensors: list[NotFinite] | None) -> Iterator[str]:
     """Yield a line for each tensor with NaNs or infinities, if they were counted."""
-    if tensors == []:
-        yield "    no NaN and no infinity"
     for tensor in (tensors or ())[:MOST_FINDINGS]:
         numbers = f"{tensor.nan:,} NaN, {tensor.infinite:,} infinite of {tensor.elements:,}"
         yield f"    not finite  {one_line(tensor.tensor)}: {numbers}"
@@ -195,8 +403,3 @@ def describe(finding: Finding) -> str:
     tensors = f" [{names}]" if names else ""
     kind = "remark" if finding.kind is Kind.NOTE else finding.kind
     return one_line(f"{kind}  {finding.file}{place}{tensors}: {finding.what}")
-
-
-def one_line(text: object) -> str:
-    """Escape what a terminal would obey, line breaks too."""
-    return shown(text).replace("\n", "\\n")

@@ -57,6 +57,11 @@ def shown(text: object) -> str:
     )
 
 
+def one_line(text: object) -> str:
+    """Escape what a terminal would obey, line breaks too."""
+    return shown(text).replace("\n", "\\n")
+
+
 def count(number: int, noun: str) -> str:
     """Write "1 invariant", "2 invariants"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
@@ -70,6 +75,12 @@ def open_console(*, error: bool = False, file: TextIO | None = None) -> Console:
     return console
 
 
+def width() -> int | None:
+    """Return the columns of the terminal that stdout is; None where it is none."""
+    console = open_console()
+    return console.width if console.is_terminal else None
+
+
 def say(line: str, *, error: bool = False) -> None:
     """Print text: lines that begin with the sign of a verdict take its colour."""
     console = open_console(error=error)
@@ -81,5 +92,5 @@ def say(line: str, *, error: bool = False) -> None:
         signs = f"[{re.escape(word.glyph + word.ascii)}]"
         cell = rf"(?<!\S){re.escape(word.glyph)}\d*(?!\S)"
         text.highlight_regex(rf"(?m)^ {{0,2}}{signs} \S+|{cell}", STYLES[verdict])
-    text.highlight_regex(r"(?m)^error:|^ +(MISSED|EXTRA)\b", STYLES[Verdict.VIOLATION])
+    text.highlight_regex(r"(?m)^! unsafe|^error:|^ +(MISSED|EXTRA)\b", STYLES[Verdict.VIOLATION])
     console.print(text, soft_wrap=True)

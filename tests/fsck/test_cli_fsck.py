@@ -50,8 +50,10 @@ def test_fsck_tells_each_step_and_the_newest_whole_one(runs: Path) -> None:
     done = cli("fsck", runs, "--jobs", "2")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("✗ damaged  dcp_000005  (reference-dcp, step 5, 1 rank)")
-    assert any(line.startswith("✓ whole (verified)  dcp_000002") for line in lines)
+    assert lines[0].startswith("✗ damaged           dcp_000005  < 1 min ago  ")
+    assert lines[0].endswith("KiB  next: take an older one, or another copy of it")
+    assert any(line.startswith("✓ whole (verified)  dcp_000002  < 1 min ago  ") for line in lines)
+    assert "2 checkpoints (reference-dcp): 1 damaged, 1 whole (verified)" in lines
     assert lines[-1] == f"newest whole (verified): {runs / 'dcp_000002'}"
     assert "damaged  __0_0.distcp bytes" in done.stdout
     assert trees.listing(runs) == before

@@ -13,7 +13,8 @@ import torch
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors import at_rest, payload
-from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Finding, Kind, State
 from ckpt_conformance.harness.messages import PayloadSample
 

@@ -24,12 +24,14 @@ def environment(tmp_path: Path, repository: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(repository), "RUN": run}
 
 
-@pytest.fixture
-def script(repository: Path) -> str:
+@pytest.fixture(params=[False, True], ids=["plain", "pinned"])
+def script(request: pytest.FixtureRequest, repository: Path) -> str:
+    """The script that names the checkpoint where it lies, and the one that holds it."""
     text = (repository / "docs" / "fsck.md").read_text(encoding="utf-8")
-    found = re.search(r"```sh\n(.*?)```", text, re.DOTALL)
-    assert found
-    return found[1]
+    plain, pinned, *_ = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    assert "--pin" in pinned
+    assert "--pin" not in plain
+    return pinned if request.param else plain
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,12 @@ def test_the_launch_script_decides(
             torch.save({"w": torch.ones(4)}, run / f"checkpoint-{step}.pt")
     for step in cut or ():
         os.truncate(run / f"checkpoint-{step}.pt", 100)
-    command = ["sh", "-c", script]
+    command, is_pinned = ["sh", "-c", script], "--pin" in script
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert (done.stdout.strip(), done.returncode) == (expected.format(run=run), status)
+    where = f"{run}.pin" if is_pinned and expected.startswith("resume") else run
+    assert (done.stdout.strip(), done.returncode) == (expected.format(run=where), status)
+    if is_pinned and cut is not None:  # a second launch, while the first holds it
+        again = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment
+        )
+        assert again.stdout == done.stdout

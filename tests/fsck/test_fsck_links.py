@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance.fsck.judge.judge import judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:

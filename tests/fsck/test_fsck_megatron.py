@@ -15,7 +15,8 @@ import torch
 from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors import at_rest
 from ckpt_conformance.fsck.diff.diff import diff
-from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Finding, Kind, State
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from url_stores import upload
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.fsck.formats import ocdbt, zarr, zstd
-from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, State, TooLarge
 from ckpt_conformance.fsck.source.places import folder_at, place
 

@@ -19,7 +19,8 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
 
 from ckpt_conformance.fsck.formats import manifest
-from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.judge.parts import contradictions
 from ckpt_conformance.fsck.source import disk
 from ckpt_conformance.fsck.source.findings import Kind, NotFinite, State
@@ -259,7 +260,7 @@ def test_the_world_size_that_names_say_is_told(tmp_path: Path) -> None:
         torch.save({"w": torch.ones(2)}, folder / f"model_world_size_3_rank_{rank}.pt")
     (report,) = judge(tmp_path).reports
     assert report.world_size == 3
-    assert "step 7, 3 ranks)" in cli("fsck", tmp_path).stdout
+    assert "verl-fsdp, step 7, 3 ranks: 3 tensors" in cli("fsck", tmp_path).stdout
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from fsck_runs import Finished
 from fsck_swaps import RUNS, Seen, run_of, same, script, seen, stales
 
 from ckpt_conformance.fsck.judge import stored
-from ckpt_conformance.fsck.judge.judge import judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.judge.judging import Job, Judging
 from ckpt_conformance.fsck.layouts.listing import Listing
 from ckpt_conformance.fsck.source.findings import Kind, Report, State

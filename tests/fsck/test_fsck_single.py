@@ -10,7 +10,8 @@ import torch
 
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.diff.diff import diff
-from ckpt_conformance.fsck.judge.judge import judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.fsck.diff.compare import Status
 from ckpt_conformance.fsck.diff.diff import diff
 from ckpt_conformance.fsck.formats import torchsnapshot
-from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, State, TooLarge
 from ckpt_conformance.fsck.source.places import place
 

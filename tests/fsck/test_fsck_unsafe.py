@@ -22,7 +22,8 @@ import unsafe_corpus as evil
 from torch.distributed import checkpoint as dcp_library
 
 from ckpt_conformance.fsck.diff.diff import diff
-from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, State
 from ckpt_conformance.fsck.source.trust import Trust
 

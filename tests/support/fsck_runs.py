@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 import torch
@@ -13,9 +14,13 @@ from typer.testing import CliRunner
 from ckpt_conformance.cli.main import app
 from ckpt_conformance.fsck.judge import stored
 from ckpt_conformance.fsck.source import sums
+from ckpt_conformance.report import fsck_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+NOW = 2_000_000_000.0  # seconds since 1970: so an age does not change while a test runs
 
 
 @pytest.fixture
@@ -50,7 +55,8 @@ def flip(path: Path) -> None:
 class Finished:
     def __init__(self, *words: str | Path) -> None:
         """Run a command line in this process."""
-        done = CliRunner().invoke(app, [str(word) for word in words])
+        with mock.patch.object(fsck_lines, "now", return_value=NOW):
+            done = CliRunner().invoke(app, [str(word) for word in words])
         if done.exception and not isinstance(done.exception, SystemExit):
             raise done.exception
         self.status, self.out, self.err = done.exit_code, done.stdout, done.stderr

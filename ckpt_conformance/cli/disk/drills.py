@@ -58,7 +58,7 @@ def corrupt(  # noqa: PLR0913  one parameter for each option
     if as_json:
         typer.echo(json.dumps(damage.to_json() | {"seed": seed, "copy": str(out)}, indent=2))
         return
-    from ckpt_conformance.report.fsck_lines import one_line
+    from ckpt_conformance.report.terminal import one_line
 
     at = "" if damage.offset is None else f" at byte {damage.offset}"
     what = f"{damage.fault} in {damage.file}{at}: {damage.detail or damage.after}"
@@ -253,7 +253,7 @@ def _said(before: Judged, after: Judged) -> tuple[str, str]:
 
 def _table(done: Sequence[Drilled]) -> Iterator[str]:
     """Yield a line for each drill, and how many were seen."""
-    from ckpt_conformance.report.fsck_lines import one_line
+    from ckpt_conformance.report.terminal import one_line
 
     yield f"{_COLUMNS[0]:<17} {_COLUMNS[1]:<11} {_COLUMNS[2]}"
     for one in done:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +12,20 @@ import typer
 
 from ckpt_conformance.cli import progress as cli_progress
 from ckpt_conformance.cli import stopping
+from ckpt_conformance.cli.disk import newest
 from ckpt_conformance.cli.disk.options import (
     AllowCode,
     AllowName,
     AsJson,
     CountNans,
+    Details,
     Explain,
     FileTimeout,
     MetadataOnly,
     NewestWhole,
     Null,
+    Pin,
+    PinCopy,
     PlaceToJudge,
     PlanFile,
     RequireCoverage,
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.cluster.place import Place
     from ckpt_conformance.fsck.judge.judge import Judged, Options
     from ckpt_conformance.fsck.source import places
-    from ckpt_conformance.fsck.source.findings import Report
     from ckpt_conformance.fsck.source.trust import Trust
     from ckpt_conformance.work import lines
     from ckpt_conformance.work.items import Shard
@@ -102,6 +103,8 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     newest_whole: NewestWhole = False,
     explain: Explain = None,
     null: Null = False,
+    pin: Pin = None,
+    pin_copy: PinCopy = False,
     metadata_only: MetadataOnly = False,
     sample: Sample = 1.0,
     seed: Seed = 0,
@@ -109,6 +112,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     nan: CountNans = False,
     allow_name: AllowName = None,
     allow_code: AllowCode = False,
+    details: Details = False,
     as_json: AsJson = False,
     jobs: Threads = None,
     timeout: Timeout = None,
@@ -124,7 +128,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
 ) -> None:
     """Judge checkpoints on disk: whole, incomplete, damaged or unsafe to load.
 
-    Writes and unpickles nothing.
+    Unpickles nothing, and writes nothing but what you name.
     """
     from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.source import places
@@ -138,16 +142,16 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     if metadata_only and (nan or sample < 1 or require_coverage):
         others = "--sample, --nan and --require-coverage"
         raise requests.RequestError(f"--metadata-only reads no payload: leave out {others}")
-    if null and (as_json or not newest_whole):
-        raise requests.RequestError("--null is for the path that --newest-whole prints")
+    answer = newest.Answer(as_json, null, pin, pin_copy)
+    answer.check(path, is_newest=newest_whole)
     trust = trust_of(allow_name or [], is_all=allow_code)
     count, least = jobs or threads(path), require_coverage or 0.0
     given = (count, metadata_only, sample, seed, nan, trust, bound.end, file_timeout, least)
     options = Options(*given)
-    asked = Asked(bound, part_of(shard, results), results, plan, write_plan, cluster)
+    asked = Asked(bound, part_of(shard, results), results, plan, write_plan, cluster, details)
     if newest_whole:
         asked.refuse("--newest-whole", "stops at the first whole checkpoint, and needs no parts")
-        raise typer.Exit(_judge_newest(path, options, bound, as_json=as_json, null=null))
+        raise typer.Exit(newest.judge(path, options, lambda: Progress("fsck"), bound, answer))
     if write_plan:
         raise typer.Exit(_write_plan(path, asked))
     raise typer.Exit(_judge_all(path, options, asked, as_json=as_json))
@@ -186,6 +190,7 @@ class Asked:
     plan: Path | None
     write_plan: Path | None
     cluster: Place | None = None  # None: this machine
+    details: bool = False  # of every checkpoint
 
     @property
     def is_shared(self) -> bool:
@@ -204,23 +209,6 @@ class Asked:
         others = [name for name, is_given in given.items() if is_given and name not in allowed]
         if others:
             raise requests.RequestError(f"{option} {why}: leave out {' and '.join(others)}")
-
-
-def _judge_newest(
-    path: places.Where, options: Options, bound: Bound, *, as_json: bool, null: bool
-) -> int:
-    from ckpt_conformance.fsck.judge.judge import judge_newest
-    from ckpt_conformance.fsck.source import places
-
-    with Progress("fsck") as progress:
-        judged = judge_newest(path, options, progress)
-    bound.close()
-    places.check_reached(path)
-    if as_json:
-        typer.echo(json.dumps(judged.to_json(), indent=2))
-    else:
-        _say_newest(judged, null=null)
-    return _gate(judged)
 
 
 def _write_plan(path: places.Where, asked: Asked) -> int:
@@ -268,7 +256,7 @@ def _judge_all(path: places.Where, options: Options, asked: Asked, *, as_json: b
         reports = taker.index.reports()
         named = trackers.read(path, reports)
         judged = Judged(path, reports, plan.listed.leftovers, options, trackers=named)
-        return deliver(judged, as_json=as_json)
+        return deliver(judged, as_json=as_json, details=asked.details)
 
 
 @contextlib.contextmanager
@@ -344,7 +332,7 @@ def _say_part(taker: Taker, asked: Asked) -> int:
     return WHOLE
 
 
-def deliver(judged: Judged, *, as_json: bool) -> int:
+def deliver(judged: Judged, *, as_json: bool, details: bool = False) -> int:
     """Print what was judged; return the exit status."""
     from ckpt_conformance.report import fsck_lines
 
@@ -352,7 +340,8 @@ def deliver(judged: Judged, *, as_json: bool) -> int:
         for text in fsck_lines.json_text(judged):
             typer.echo(text, nl=False)
     else:
-        for line in fsck_lines.lines(judged):
+        style = fsck_lines.Style(terminal.width(), details)
+        for line in fsck_lines.lines(judged, style):
             terminal.say(line)
     return _status(judged)
 
@@ -381,48 +370,6 @@ def threads(*where: places.Where) -> int:
 
     is_far = any(map(places.is_far, where))
     return max(environment.usable_cpus(), FAR_THREADS if is_far else 1)
-
-
-def _say_newest(judged: Judged, *, null: bool) -> None:
-    """Print one path for a script; say on stderr what was passed over, and why.
-
-    Raises RequestError for a path that a script would take for two.
-    """
-    from ckpt_conformance.report import fsck_lines
-
-    newest = judged.newest_whole
-    for report in judged.reports:
-        if report is not newest:
-            where = fsck_lines.one_line(report.path)
-            why = fsck_lines.why_not(report, judged.options)
-            terminal.say(f"passed over: {where}: {fsck_lines.verdict(report)}: {why}", error=True)
-    if hidden := _hidden(judged):
-        where = fsck_lines.one_line(hidden.path)
-        what = f"{where} could not be judged, and may be the newest whole checkpoint"
-        terminal.say(what, error=True)
-    elif newest:
-        path = os.fsencode(str(newest.path))  # a name need not be UTF-8
-        if not null and len(path.splitlines()) != 1:
-            shown = fsck_lines.one_line(newest.path)
-            raise requests.RequestError(f"the path {shown} has a line break: read it with --null")
-        typer.echo(path + (b"\0" if null else b"\n"), nl=False)
-    else:
-        terminal.say(f"no whole checkpoint in {judged.path}", error=True)
-
-
-def _hidden(judged: Judged) -> Report | None:
-    """Return the newest checkpoint that could not be judged, if no newer one is whole."""
-    from ckpt_conformance.fsck.source.findings import State
-
-    telling = (one for one in judged.reports if one.state is State.UNKNOWN or judged.is_enough(one))
-    first = next(telling, None)
-    return first if first and first.state is State.UNKNOWN else None
-
-
-def _gate(judged: Judged) -> int:
-    if _hidden(judged):
-        return UNDECIDED
-    return WHOLE if judged.newest_whole else DAMAGED
 
 
 def _status(judged: Judged) -> int:

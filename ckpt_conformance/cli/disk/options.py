@@ -59,6 +59,17 @@ Null = Annotated[
     bool,
     typer.Option("--null", "-0", help="End the path of --newest-whole with a NUL, not a newline."),
 ]
+Pin = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Hold what --newest-whole finds in a new folder, as links that no rotation removes.",
+    ),
+]
+PinCopy = Annotated[
+    bool,
+    typer.Option(help="Copy for --pin where blocks cannot be shared; also to other file systems."),
+]
 MetadataOnly = Annotated[
     bool, typer.Option(help="Read structure and sizes only: no digest, no CRC.")
 ]
@@ -79,6 +90,9 @@ RequireCoverage = Annotated[
     ),
 ]
 CountNans = Annotated[bool, typer.Option(help="Count NaNs and infinities of each tensor.")]
+Details = Annotated[
+    bool, typer.Option(help="Show all that was read and found of whole checkpoints, too.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 FileTimeout = Annotated[
     float | None,

@@ -200,7 +200,7 @@ class _Notes:
             return
         self.count += 1
         if self.count <= MOST_NOTES:
-            what = f"{fsck_lines.one_line(judgement.report.path)}: {fsck_lines.describe(why)}"
+            what = f"{terminal.one_line(judgement.report.path)}: {fsck_lines.describe(why)}"
             terminal.say(f"note: worker {worker}: {what}", error=True)
 
     def end(self) -> None:

@@ -115,6 +115,7 @@ def examine(
     judge_places(candidate, report)
     judge_megatron(Context(folder, report, sizes), candidate)
     report.size = sum(_sizes(folder, candidate.files))
+    report.changed = max(_times(folder, candidate.files), default=0.0) or None
     _links(overview, top, report, candidate)
     return report, works
 
@@ -189,6 +190,14 @@ def _sizes(folder: Folder, names: Iterable[str]) -> Iterator[int]:
     for name in names:
         with contextlib.suppress(OSError, Malformed):
             yield folder.size(name)
+
+
+def _times(folder: Folder, names: Iterable[str]) -> Iterator[float]:
+    """Yield when each file was written to; 0 where nobody says it."""
+    for name in names:
+        entry = folder.entry(name)
+        if entry is not None:
+            yield entry.changed
 
 
 def _links(overview: Overview, top: Where, report: Report, candidate: Candidate) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 from ckpt_conformance.fsck.judge import trackers
 from ckpt_conformance.fsck.judge.examine import Checkpoints
@@ -12,7 +13,6 @@ from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
 from ckpt_conformance.fsck.judge.siblings import told
 from ckpt_conformance.fsck.judge.trackers import Tracker
 from ckpt_conformance.fsck.source.findings import SEVERITY, Report, State
-from ckpt_conformance.fsck.source.source import in_threads
 from ckpt_conformance.fsck.source.sums import DIVIDED, NOTHING, SAMPLED
 from ckpt_conformance.fsck.source.trust import NOBODY, Trust
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckpt_conformance.fsck.judge.trackers import TrackerJson
-    from ckpt_conformance.fsck.source.findings import Finding, ReportJson
+    from ckpt_conformance.fsck.source.findings import ReportJson
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.sums import Sizes
 
@@ -71,6 +71,32 @@ class SampleJson(TypedDict):
     seed: int
 
 
+class Change(StrEnum):
+    """What became of a checkpoint while others were judged."""
+
+    GONE = "gone"
+    NEW = "new"
+    CHANGED = "changed"
+
+
+class MeanwhileJson(TypedDict):
+    """A `Meanwhile` in the output of `fsck --newest-whole --json`."""
+
+    path: str
+    change: str
+
+
+class Meanwhile(NamedTuple):
+    """A checkpoint that changed while others were judged, and of which the report says nothing."""
+
+    path: Where
+    change: Change
+
+    def to_json(self) -> MeanwhileJson:
+        """Return plain types."""
+        return {"path": str(self.path), "change": str(self.change)}
+
+
 class JudgedJson(TypedDict):
     """The output of `fsck --json`; the schema is `report/schemas/fsck.schema.json`."""
 
@@ -85,6 +111,7 @@ class JudgedJson(TypedDict):
     trackers: list[TrackerJson]
     checkpoints: list[ReportJson]
     missing_shards: NotRequired[list[str]]
+    meanwhile: NotRequired[list[MeanwhileJson]]
 
 
 @dataclass
@@ -98,6 +125,7 @@ class Judged:
         options: how it was judged.
         missing: shards of which not all results are there: nobody knows what is newest.
         trackers: what the run's own pointers to its newest checkpoint name.
+        meanwhile: of a gate: what came, went or changed since, and was not judged.
 
     """
 
@@ -107,6 +135,7 @@ class Judged:
     options: Options = field(default_factory=Options)
     missing: tuple[str, ...] = ()
     trackers: list[Tracker] = field(default_factory=list[Tracker])
+    meanwhile: list[Meanwhile] = field(default_factory=list[Meanwhile])
 
     @property
     def newest_whole(self) -> Report | None:
@@ -170,6 +199,8 @@ class Judged:
             head["require_coverage"] = self.options.least
         if self.missing:
             head["missing_shards"] = list(self.missing)
+        if self.meanwhile:
+            head["meanwhile"] = [one.to_json() for one in self.meanwhile]
         return head
 
 
@@ -193,31 +224,3 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
     reports = [one.report for one in judgements]
     leftovers = sorted(set(checkpoints.leftovers))
     return Judged(path, reports, leftovers, options, trackers=trackers.read(path, reports))
-
-
-def judge_newest(path: Where, options: Options | None = None, progress: Progress = None) -> Judged:
-    """Judge from the newest checkpoint on until one is whole: what a launch script needs to know.
-
-    The older ones have no report: their structure is read alone, to order them and for what they
-    tell of their neighbours.
-    """
-    options, checkpoints = options or Options(), Checkpoints(path)
-    founds = list(checkpoints)
-    reports: list[Report] = []
-    judged = Judged(path, reports, sorted(set(checkpoints.leftovers)), options)
-    judging = Judging(path, options, progress)
-    said: dict[int, list[Finding]] = {}
-    if len(founds) > 1:
-        looks = zip(in_threads(judging.look, founds), founds, strict=True)
-        known = [(*look, found) for look, found in looks if look is not None]
-        known.sort(key=itemgetter(0), reverse=True)
-        founds = [found for *_, found in known]
-        said = told((at, kin) for at, (_, kin, _) in enumerate(known) if kin)
-    for at, found in enumerate(founds):
-        for _, one in judging.run([Job(0, found)]):
-            if one:
-                one.report.take_findings(said.get(at, ()))
-                reports.append(one.report)
-        if judged.newest_whole:
-            break
-    return judged

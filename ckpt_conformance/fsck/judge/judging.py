@@ -80,17 +80,22 @@ class Job:
 
 
 class Unjudged(StrEnum):
-    """Why a checkpoint that was listed was not judged: it was gone, or its reader, or the time."""
+    """Why a checkpoint that was listed was not judged.
+
+    It was gone, or its reader, or the time; or it was never as it had been before.
+    """
 
     GONE = "gone"
     LOST = "lost"
     LATE = "late"
+    CHANGING = "changing"
 
 
 _TOPICS = {
     Unjudged.GONE: Topic.GONE,
     Unjudged.LOST: Topic.UNREACHABLE,
     Unjudged.LATE: Topic.OUT_OF_TIME,
+    Unjudged.CHANGING: Topic.CHANGING,
 }
 
 
@@ -208,7 +213,7 @@ class Judging:
         opened.judgement = Judgement((step is not None, step or 0, time), report)
         opened.judgement.shared = list(self._shared(candidate, folder))
         linked = (one.file for one in opened.judgement.shared)
-        opened.judgement.kin = kin_of(candidate, report, linked)
+        opened.judgement.kin = kin_of(candidate, report, linked, self.top)
         opened.works = self._chosen(opened.judgement, works, job.slice)
         return opened
 

@@ -7,14 +7,17 @@ in step.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
+from ckpt_conformance.fsck.judge import trackers
 from ckpt_conformance.fsck.judge.placed import LIBRARIES, counts_of, named
 from ckpt_conformance.fsck.judge.roles import is_count
+from ckpt_conformance.fsck.layouts import names
 from ckpt_conformance.fsck.source.findings import (
     NO_FACTS,
     Finding,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.source.findings import Facts, Report
+    from ckpt_conformance.fsck.source.places import Where
 
 MOST = 2_000
 """Checkpoints of which is kept what neighbours are asked for."""
@@ -37,7 +41,8 @@ _SKIPPED = "skipped_steps"  # DeepSpeed's
 _LOCKSTEP = ("optimizer", "scheduler")
 _GLOBAL = "global_steps"
 _OF_A_SCRIPT = ("files", "torch", "safetensors", "hf-index")
-_LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(_OF_A_SCRIPT, "files")
+_MEGATRON = dict.fromkeys((names.V2, names.PRE_V2), names.V2)  # a run may be migrated in part
+_LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(_OF_A_SCRIPT, "files") | _MEGATRON
 """Layouts whose steps are compared; a script's own may hold one file or several."""
 _OF_RANKS = re.compile(r"rank|world_size|random_states|rng_state_\d|-of-")
 
@@ -57,6 +62,8 @@ class KinJson(TypedDict):
     layout: str
     step: int
     files: dict[str, FileJson]
+    roles: NotRequired[list[str]]
+    pointed: NotRequired[int | None]
 
 
 class File(NamedTuple):
@@ -81,6 +88,8 @@ class Kin:
     Attributes:
         run: the folder that it lies in.
         files: by name; of files of a run's folder the step in it is replaced.
+        roles: folders that verl has written for each role, as `actor`.
+        pointed: the step that the run's own pointer names, where there are roles.
 
     """
 
@@ -88,6 +97,8 @@ class Kin:
     layout: str
     step: int
     files: Mapping[str, File]
+    roles: frozenset[str] = frozenset()
+    pointed: int | None = None
 
     def real(self, name: str) -> str:
         """Return the name that a file of this step has."""
@@ -99,35 +110,59 @@ class Kin:
             name: FileJson(counts=dict(one.counts), mark=one.mark, is_linked=one.is_linked)
             for name, one in self.files.items()
         }
-        return {"run": self.run, "layout": self.layout, "step": self.step, "files": files}
+        plain: KinJson = {
+            "run": self.run,
+            "layout": self.layout,
+            "step": self.step,
+            "files": files,
+        }
+        if self.roles:
+            plain["roles"], plain["pointed"] = sorted(self.roles), self.pointed
+        return plain
 
 
 def kin_from(plain: KinJson) -> Kin:
     """Read what `to_json` wrote."""
     files = {name: File(**one) for name, one in plain["files"].items()}
-    return Kin(plain["run"], plain["layout"], plain["step"], files)
+    roles = frozenset(plain.get("roles", ()))
+    return Kin(plain["run"], plain["layout"], plain["step"], files, roles, plain.get("pointed"))
 
 
 _STEP_SIGN = "{step}"
 
 
-def kin_of(candidate: Candidate, report: Report, linked: Iterable[str]) -> Kin | None:
-    """Return what neighbours are asked for; None of what has no step, or no file with a role."""
+def kin_of(candidate: Candidate, report: Report, linked: Iterable[str], top: Where) -> Kin | None:
+    """Return what neighbours are asked for; None of what has no step, or no file with a role.
+
+    `top` is the folder that is judged: above it nothing is read.
+    """
     step = report.step if candidate.step is None else candidate.step
     layout = _LAYOUTS.get(report.layout, "")
-    if step is None or not layout or candidate.is_alone or len(candidate.files) > _MOST_FILES:
+    if step is None or not layout or candidate.is_alone:
         return None
     is_folder = candidate.path == candidate.root
-    several, files = set(linked), dict[str, File]()
-    for name in candidate.files:
-        alike = name if is_folder else _alike(name, step)
+    files = _files(candidate, report, set(linked), step if not is_folder else None)
+    roles = frozenset(names.roles(candidate.files)) if is_folder and candidate.root != top else None
+    run, _, own = str(candidate.path).rpartition("/")
+    sort = _alike(own, step) if is_folder else "*"
+    if not (files or roles) or not sort:
+        return None
+    pointed = trackers.step_named(candidate.root.parent) if roles else None
+    return Kin(f"{run}/{sort}", layout, step, files, roles or frozenset(), pointed)
+
+
+def _files(
+    candidate: Candidate, report: Report, several: set[str], step: int | None
+) -> dict[str, File]:
+    """Return the files of which neighbours are asked; `step` is what is in the names of all."""
+    files: dict[str, File] = {}
+    for name in candidate.files if len(candidate.files) <= _MOST_FILES else ():
+        alike = name if step is None else _alike(name, step)
         counts = _counts(report.facts.get(name, NO_FACTS))
         if alike and (counts or named(name)):
             held = report.facts.get(name, NO_FACTS).held
             files[alike] = File(counts, held.mark if held else "", name in several)
-    run, _, own = str(candidate.path).rpartition("/")
-    sort = _alike(own, step) if is_folder else "*"
-    return Kin(f"{run}/{sort}", layout, step, files) if files and sort else None
+    return files
 
 
 def _counts(facts: Facts) -> dict[str, int]:
@@ -151,7 +186,7 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
         steps = [run[step] for step in sorted(run)]
         if len(steps) > 1:
             places, own = [place for place, _ in steps], [kin for _, kin in steps]
-            for at, finding in [*_absent(own), *_stale(own)]:
+            for at, finding in [*_absent(own), *_absent_roles(own), *_stale(own)]:
                 findings[places[at]].append(finding)
     return findings
 
@@ -162,8 +197,8 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
 def _absent(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
     """Find the one step that lacks a file which all others have, beside weights."""
     found: list[tuple[int, Finding]] = []
-    names = {name for kin in run for name in kin.files if named(name)}
-    for name in sorted(name for name in names if not _OF_RANKS.search(name)):
+    known = {name for kin in run for name in kin.files if named(name)}
+    for name in sorted(name for name in known if not _OF_RANKS.search(name)):
         lacks = [at for at, kin in enumerate(run) if name not in kin.files]
         if len(lacks) != 1 or len(run) <= _FEW or lacks[0] == 0:
             continue
@@ -182,6 +217,40 @@ def _why_absent(run: Sequence[Kin], at: int) -> tuple[Kind, str]:
     if not is_even:
         return Kind.NOTE, f"{others}: is that meant?"
     return Kind.MISSING, f"{others}, before it and after it, at equal distances"
+
+
+# -- roles that one lacks --------------------------------------------------------------------------
+
+
+def _absent_roles(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
+    """Find steps of verl that lack a role which others have.
+
+    Its trainer saves all roles at every save, and a load raises where one is missing.
+    """
+    found: list[tuple[int, Finding]] = []
+    for role in sorted({role for kin in run for role in kin.roles}):
+        lacks = [at for at, kin in enumerate(run) if kin.roles and role not in kin.roles]
+        for at in lacks:
+            kind, why = _why_no_role(run, at, role, is_alone=len(lacks) == 1)
+            what = f"this role is not there: {why}"
+            found.append((at, Finding(kind, f"{role}/", what, own_topic=Topic.ABSENT)))
+    return found
+
+
+def _why_no_role(run: Sequence[Kin], at: int, role: str, *, is_alone: bool) -> tuple[Kind, str]:
+    """Judge a role that a step lacks: what is saved or kept less often is a remark.
+
+    Every interval at which the others can have saved it divides their greatest common divisor.
+    """
+    own, others = run[at], [kin.step for kin in run if role in kin.roles]
+    pointed = own.pointed
+    if at == len(run) - 1 and pointed is not None and pointed < own.step:
+        return Kind.MISSING, f"{trackers.NAMES[0]} names step {pointed}, so the save did not end"
+    is_due = own.step % (math.gcd(*others) or 1) == 0
+    if is_alone and at > 0 and len(others) > 1 and is_due:
+        return Kind.MISSING, f"all {len(others)} other steps of this run have it"
+    some = f"step {others[0]} has" if len(others) == 1 else f"{len(others)} other steps have"
+    return Kind.NOTE, f"{some} it; is it saved or kept less often, or no more?"
 
 
 # -- files of another step -------------------------------------------------------------------------

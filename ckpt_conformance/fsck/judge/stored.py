@@ -238,6 +238,7 @@ def report_of(plain: ReportJson) -> Report:
         plain["ties"],
         None if not_finite is None else [NotFinite(**one) for one in not_finite],
         passed_over=plain.get("passed_over", []),  # results of the first release have none
+        changed=plain.get("changed"),
     )
 
 

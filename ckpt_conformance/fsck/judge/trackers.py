@@ -86,6 +86,12 @@ def _texts(top: Where) -> Iterator[tuple[str, str]]:
             yield name, text
 
 
+def step_named(run: Where) -> int | None:
+    """Return the step in the pointer that verl and Megatron-LM write last; None for none."""
+    texts = (text for file, text in _texts(run) if file == NAMES[0] and text.isdecimal())
+    return next(map(int, texts), None)
+
+
 def _found(top: Where, reports: Iterable[Report], file: str, text: str) -> Tracker:
     """Find the checkpoints that a text names; of several roles of a step the worst counts."""
     named = [one for one in reports if _is_named(below(one.path, top) or "", one, text)]

@@ -10,7 +10,8 @@ import contextlib
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckpt_conformance.fsck.layouts import layouts
 from ckpt_conformance.fsck.layouts import names as written
@@ -21,11 +22,14 @@ from ckpt_conformance.fsck.source.remote import Url
 from ckpt_conformance.fsck.source.source import EntryKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.source import Folder
 
+T = TypeVar("T")
+
+_TRIES = 3  # to look at a folder from which names go meanwhile
 _AT_ONCE = 16  # folders that are listed at the same time
 _UNSUMMED = ".safetensors"  # of these the header alone is read
 _STRUCTURE = (".metadata", ".json")  # these are read as a whole, whatever is asked for
@@ -100,11 +104,33 @@ class Found:
     weight: Weight = Weight()
 
     @property
+    def is_folder(self) -> bool:
+        """Whether a folder and what is below it is the checkpoint."""
+        return self.sort in (Sort.FOLDER, Sort.UNCOMMITTED)
+
+    def folders(self, top: Where) -> list[str]:
+        """List the folders in it, less work in progress; raises OSError."""
+        if not self.is_folder:
+            return []
+        below = folder_at(top).inner(self.base).walk(self.depth)
+        is_kept = ((name, kind) for name, kind in below if not layouts.is_below_leftover(name))
+        return [name for name, kind in is_kept if kind is EntryKind.FOLDER]
+
+    @property
     def name(self) -> str:
         """Its name below the place that was listed, for people and as its id."""
         if self.sort in (Sort.FOLDER, Sort.UNCOMMITTED):
             return self.base.rstrip("/") or "."
         return self.base + self.names[0]
+
+
+class _Look(NamedTuple):
+    """What was seen of a folder first: its names, links that lead out, folders in it."""
+
+    entries: dict[str, EntryKind]
+    links: dict[str, str]
+    inner: list[str]
+    is_one: bool
 
 
 class Listing:
@@ -130,10 +156,12 @@ class Listing:
 
     def _look(self, base: str, level: int) -> Iterator[Found]:
         """Look into one folder of a run, or take it as a checkpoint."""
-        entries, links = self._entries(base)
-        inner = [name for name, kind in entries.items() if kind is EntryKind.FOLDER]
+        looked = self._while_there(base, lambda: self._first_look(base))
+        if looked is None:
+            return
+        entries, links, inner, is_one = looked
         is_signed = written.is_signed(entries)
-        if layouts.is_one(self._folder, base, list(entries), inner):
+        if is_one:
             yield from self._take(self._whole(base))
             return
         before = self._sure, len(self._unsure)
@@ -144,6 +172,32 @@ class Listing:
             yield from self._take(self._whole(base, depth=1))
             return
         yield from self._flat(base, entries, links, before)
+
+    def _first_look(self, base: str) -> _Look:
+        """List a folder, and find out whether it is one checkpoint."""
+        entries, links = self._entries(base)
+        inner = [name for name, kind in entries.items() if kind is EntryKind.FOLDER]
+        is_one = layouts.is_one(self._folder, base, list(entries), inner)
+        return _Look(entries, links, inner, is_one)
+
+    def _while_there(self, base: str, look: Callable[[], T]) -> T | None:
+        """Look again where something below a folder went meanwhile; None where it went itself.
+
+        A job may rotate. Raises FileNotFoundError for the folder that the user named.
+        """
+        for left in reversed(range(_TRIES)):
+            before = len(self.leftovers)
+            try:
+                return look()
+            except (FileNotFoundError, NotADirectoryError):
+                where = self._folder.root / base
+                is_there = isinstance(where, Path) and where.is_dir()
+                if not left or not (is_there or base):
+                    raise
+                del self.leftovers[before:]
+                if not is_there:
+                    return None
+        return None
 
     def _inner(self, base: str, inner: Sequence[str], level: int) -> Iterator[Found]:
         """Look into the folders of a run; among a library's steps one without a save is told."""
@@ -207,6 +261,9 @@ class Listing:
 
     def _whole(self, base: str, depth: int = 8) -> Found | None:
         """Take what is below a folder, so many levels, as one checkpoint; None for no data."""
+        return self._while_there(base, lambda: self._walked(base, depth))
+
+    def _walked(self, base: str, depth: int) -> Found | None:
         inner = self._folder.inner(base)
         names: list[str] = []
         is_sure = may_be = False
@@ -294,6 +351,13 @@ class Listing:
         if not self._is_weighed:
             return Weight(len(names))
         return Weight.of(zip(names, folder.sizes(names), strict=True))
+
+
+def files_below(folder: Folder, depth: int) -> Iterator[str]:
+    """Yield the files of a checkpoint's folder, less work in progress."""
+    for name, kind in folder.walk(depth):
+        if kind is not EntryKind.FOLDER and not layouts.is_below_leftover(name):
+            yield name
 
 
 def _changed(where: Where) -> float | None:

@@ -165,3 +165,16 @@ def megatron_bases(files: Iterable[str]) -> tuple[set[str], set[str]]:
         elif match := _BEFORE_V2.fullmatch(name):
             old.add(match[1])
     return v2, old - v2 - {f"{base}{one}/" for base in v2 for one in SPLIT}
+
+
+# -- roles of verl ---------------------------------------------------------------------------------
+
+_OF_A_ROLE = re.compile(r"([^/]+)/(?:model|optim|extra_state)_world_size_\d+_rank_\d+\.pt")
+
+
+def roles(files: Collection[str]) -> set[str]:
+    """Return the folders of a step that verl wrote for each role, as `actor`; none without any."""
+    v2, old = megatron_bases(files)
+    bases = {base.rstrip("/") for base in v2 | old}
+    bases |= {match[1] for match in map(_OF_A_ROLE.fullmatch, files) if match}
+    return {base for base in bases if base and "/" not in base}

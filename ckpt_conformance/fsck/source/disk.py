@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
@@ -45,7 +46,15 @@ class DiskFolder(Folder):
             return None
         except ValueError:  # a NUL in the name
             return None
-        return Entry(_kind(info), info.st_size, (info.st_dev, info.st_ino), info.st_nlink)
+        return entry_of(info)
+
+    def seen(self, name: str) -> tuple[Entry, ...]:
+        """Look at a name now; of a link also at what it leads to."""
+        seen = super().seen(name)
+        if seen and seen[0].kind is EntryKind.LINK:
+            with contextlib.suppress(OSError, ValueError):
+                seen += (entry_of((self.root / name).stat()),)
+        return seen
 
     def listing(self, base: str = "") -> dict[str, EntryKind]:
         """List a folder: the kind of each name, sorted, without a look at the files."""
@@ -116,6 +125,12 @@ class DiskFolder(Folder):
     def _check_inside(self, real: str) -> None:
         if not Path(real).is_relative_to(self.boundary):
             raise Malformed(f"it is a symbolic link out of {self.boundary}: not followed")
+
+
+def entry_of(info: os.stat_result) -> Entry:
+    """Return what was seen of a file."""
+    inode, times = (info.st_dev, info.st_ino), (info.st_mtime_ns, info.st_ctime_ns)
+    return Entry(_kind(info), info.st_size, inode, info.st_nlink, info.st_mtime, times)
 
 
 def _kind(info: os.stat_result) -> EntryKind:

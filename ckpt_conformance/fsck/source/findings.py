@@ -97,6 +97,7 @@ class Topic(StrEnum):
     UNREACHABLE = "unreachable"
     PERMISSION = "permission"
     GONE = "gone"
+    CHANGING = "changing"
     NOT_JUDGED = "not-judged"
     NO_CHECKSUM = "no-checksum"
     REMARK = "remark"
@@ -171,6 +172,7 @@ class ReportJson(TypedDict):
     passed_over: list[str]
     protection: NotRequired[str]
     coverage: NotRequired[float]
+    changed: NotRequired[float | None]
 
 
 @dataclass(frozen=True)
@@ -312,6 +314,8 @@ class Report:
         not_finite: tensors with NaNs or infinities; None where they were not counted.
         facts: what is known of the top of a structure, by file.
         passed_over: files that no layout knows, and that run nothing.
+        changed: when one of its files was written to last, in seconds since 1970; None where nobody
+            says it.
 
     """
 
@@ -330,6 +334,7 @@ class Report:
     not_finite: list[NotFinite] | None = None
     facts: dict[str, Facts] = field(default_factory=dict[str, Facts])
     passed_over: list[str] = field(default_factory=list[str])
+    changed: float | None = None
 
     @property
     def state(self) -> State:
@@ -422,6 +427,7 @@ class Report:
             "passed_over": self.passed_over,
             "protection": str(self.protection),
             "coverage": self.coverage,
+            "changed": self.changed,
         }
 
 

@@ -46,6 +46,13 @@ def folder_at(root: Where, boundary: Where | None = None) -> DiskFolder | Remote
     return DiskFolder(root, boundary if isinstance(boundary, Path) else None)
 
 
+def anew(where: Where) -> Where:
+    """Return a place of which nothing is remembered; a path that is a link is what it leads to."""
+    if isinstance(where, Url):
+        return where.anew()
+    return where.resolve() if where.is_symlink() else where
+
+
 def is_far(where: Where) -> TypeGuard[Url]:
     """Return whether each request takes its time: it is a URL."""
     return isinstance(where, Url)

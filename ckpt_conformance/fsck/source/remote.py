@@ -49,6 +49,7 @@ _TRIES = 3  # for an answer that is shorter than what was asked for
 _FEW = 4  # files that are asked for one by one, and not by a listing
 _KINDS = {"file": EntryKind.FILE, "directory": EntryKind.FOLDER, "link": EntryKind.LINK}
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
+_ETAGS = ("ETag", "etag", "md5Hash", "content_md5")
 _WHOLE_ONLY = "the store gives whole files only, and no ranges"
 _ADVICE = "look at the network, the credentials and the endpoint, then try again"
 
@@ -116,6 +117,10 @@ class Url:
     def is_file(self) -> bool:
         """Return whether it is a file."""
         return self._kind() is EntryKind.FILE
+
+    def anew(self) -> Url:
+        """Return the same place, of which nothing is remembered."""
+        return Url(self.text, self.path, self.files.anew())
 
     def changed(self) -> float:
         """Return when it was changed, in seconds since 1970; 0 where the store does not say."""
@@ -212,6 +217,12 @@ class Files:
         self._alone = _Recent[tuple[Entry | None]](_MOST_ALONE)
         self._times = _Recent[float](_MOST_ALONE)
         self._unranged = _Recent[bool](_MOST_ALONE)
+
+    def anew(self) -> Files:
+        """Return the same filesystem, of which nothing is remembered."""
+        again = Files(self._files, self._text, self._path)
+        again.failures = self.failures
+        return again
 
     def listing(self, path: str) -> dict[str, Entry]:
         """Return what is in a folder by name; FileNotFoundError, PermissionError, Unreachable."""
@@ -339,7 +350,8 @@ def _entry(info: Json) -> Entry:
     size = info.get("size")
     if not isinstance(size, int):
         size = -1 if kind is EntryKind.FILE else 0
-    return Entry(kind, size, (0, 0), 1, _time(info))
+    etag = next((str(info[key]) for key in _ETAGS if info.get(key)), "")
+    return Entry(kind, size, (0, 0), 1, _time(info), etag=etag)
 
 
 # -- reading ---------------------------------------------------------------------------------------

@@ -60,6 +60,9 @@ class Entry:
         inode: (device, inode), the same for hard links of one file.
         names: how many names the inode has.
         changed: seconds since 1970; 0 where it was not said.
+        times: of the last change of the bytes and of the inode, in nanoseconds since 1970; 0 where
+            there is no inode.
+        etag: what a store says of the bytes; empty where it says nothing.
 
     """
 
@@ -68,6 +71,17 @@ class Entry:
     inode: tuple[int, int]
     names: int
     changed: float = 0.0
+    times: tuple[int, int] = (0, 0)
+    etag: str = ""
+
+    def is_same(self, other: Entry) -> bool:
+        """Return whether nothing was written or replaced between two looks at a name.
+
+        The inode changes, too, where a name is linked to it, or removed: that is no write.
+        """
+        one = (self.kind, self.size, self.inode, self.changed, self.times[0], self.etag)
+        two = (other.kind, other.size, other.inode, other.changed, other.times[0], other.etag)
+        return one == two and (self.times[1] == other.times[1] or self.names != other.names)
 
 
 class Readable(Protocol):
@@ -148,6 +162,11 @@ class Folder(ABC):
     def entry(self, name: str) -> Entry | None:
         """Return what is there under a name; None for nothing."""
         return self._known[name] if name in self._known else self._look(name)
+
+    def seen(self, name: str) -> tuple[Entry, ...]:
+        """Look at a name now, whatever is known of it; of a link also at what it leads to."""
+        entry = self._look(name)
+        return () if entry is None else (entry,)
 
     @abstractmethod
     def _look(self, name: str) -> Entry | None:
