@@ -283,6 +283,15 @@ def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[s
 
 def _reference(content: Content, base: str, name: str) -> Iterator[str]:
     """Read a checkpoint of the reference manager, under the same names in both formats."""
+    before = {*content.entries}
+    yield from _reference_files(content, base, name)
+    for key in content.entries.keys() - before:
+        if _OF_RANK.match(key):
+            content.own[key] = _OF_RANK.sub("", key, count=1)
+
+
+def _reference_files(content: Content, base: str, name: str) -> Iterator[str]:
+    """Read the files that its manifest lists."""
     listed = manifest.read(content.folder.read(base + name, manifest.MOST_BYTES))
     yield base + name
     if listed.kind == "dcp":
