@@ -17,6 +17,7 @@ from ckpt_conformance.fsck.contents.entries import BYTES, Tensor
 from ckpt_conformance.fsck.contents.leaves import Value, joined
 from ckpt_conformance.fsck.contents.tiles import Packed, Piece, Reader, dense, plain_bytes
 from ckpt_conformance.fsck.formats import ocdbt, orbax, zarr, zstd
+from ckpt_conformance.fsck.formats.dtypes import of_numpy
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import MOST_JSON, parse_any_json, parse_json
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 MOST_PIECES = 2_000_000
 _OWN = ("metrics", "custom_metadata")  # what a user has put beside the arrays
-_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
 _CODES = {
     **dict(zip(("int8", "int16", "int32", "int64"), "bhiq", strict=True)),
     **dict(zip(("uint8", "uint16", "uint32", "uint64"), "BHIQ", strict=True)),
@@ -176,7 +176,7 @@ def _array(
             if key in tree.values:
                 _raw(tree, key)
         return
-    dtype = torch_dtype(array)
+    dtype = _dtype(array)
     item = array.item if array.item in tiles.WIDTHS else 1
     shape = array.shape if item == array.item else (*array.shape, array.item)
     pieces = [
@@ -200,15 +200,12 @@ def _raw(tree: _Tree, key: str) -> None:
     tree.content.by_bytes.append(file)
 
 
-def torch_dtype(array: zarr.Array) -> str:
+def _dtype(array: zarr.Array) -> str:
     """Return torch's name of a dtype; another one where torch has none, or bytes are swapped."""
-    text = array.dtype.lstrip("<|>")
     if array.dtype[0] in "<|>":
-        kind, width = text[:1], text[1:]
-        text = "bool" if text == "b1" else f"{_KINDS.get(kind, kind)}{int(width) * 8}"
-    if array.packing.is_big and array.item > 1:
-        return f"{text} (big-endian)"
-    return text
+        return of_numpy(array.dtype)
+    is_swapped = array.packing.is_big and array.item > 1
+    return f"{array.dtype} (big-endian)" if is_swapped else array.dtype
 
 
 @dataclass(frozen=True)

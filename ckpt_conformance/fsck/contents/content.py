@@ -12,7 +12,7 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.contents import arrays, leaves, ranks, snapshots
+from ckpt_conformance.fsck.contents import arrays, leaves, others, ranks, snapshots
 from ckpt_conformance.fsck.contents.entries import BYTES, Content, Tensor, add_item, tree_entries
 from ckpt_conformance.fsck.contents.leaves import Value, joined
 from ckpt_conformance.fsck.contents.tiles import Piece, dense_piece
@@ -43,8 +43,11 @@ _TAG = "__ckpt__"
 _REFERENCE_FILE = re.compile(r"(model|optim|extra)_\d+(?:_rank(\d+))?\.pt")
 _OF_RANK = re.compile(r"rank\d+\.")
 _DCP_RANK = re.compile(r"extra_state_(rank\d+)\.pt")
-_DATA = (Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.HF_SHARDS)
-_BY_BYTES = layouts.FOREIGN
+_DATA = (
+    *(Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.HF_SHARDS),
+    *(Format.GGUF, Format.NPZ, Format.FLAX, Format.ONNX, Format.EXPORT),
+    Format.KERAS,
+)
 
 
 def read(folder: Folder, candidate: Candidate) -> Content:
@@ -61,9 +64,10 @@ def read(folder: Folder, candidate: Candidate) -> Content:
         is_named = part.form is not Format.HF_SHARDS and (several or part.form is Format.JSON)
         stem = _stem(part.name, candidate.step) if is_named else ""
         taken.update(_part(content, part, joined(_dotted(part.base), stem), candidate))
-    files = {*candidate.files, *_beside(folder, candidate)}
-    if any(part.form in _BY_BYTES for part in candidate.parts):
-        content.by_bytes += sorted(files - taken)
+    beside = {*_beside(folder, candidate)}
+    foreign = {part.base + part.name for part in candidate.parts if part.form in layouts.FOREIGN}
+    content.by_bytes += sorted((foreign | beside) - taken)
+    files = {*candidate.files} | beside
     for name in sorted(files - taken):
         size = folder.size(name)
         box = ((0,), (size,))
@@ -119,22 +123,22 @@ def _part(content: Content, part: Part, top: str, candidate: Candidate) -> Itera
             case Format.JSON:
                 yield from _json(content, base + name, top)
             case _:
-                yield from _of_others(content, part, candidate)
+                yield from _of_others(content, part, top, candidate)
     except Malformed as error:
         what = f"{base}{name}: {error}"
         raise type(error)(what, error.start, error.end, error.tensors) from None
 
 
-def _of_others(content: Content, part: Part, candidate: Candidate) -> Iterator[str]:
+def _of_others(content: Content, part: Part, top: str, candidate: Candidate) -> Iterator[str]:
     """Read what libraries beside torch and Hugging Face write, as far as it is read."""
-    form, base, _ = part
+    form, base, name = part
     match form:
         case Format.ORBAX:
             yield from arrays.add(content, base, _dotted(base), candidate.files)
         case Format.SNAPSHOT:
             yield from snapshots.add(content, base, _dotted(base))
         case _:
-            return
+            yield from others.add(content, form, base + name, top)
 
 
 def _torch(content: Content, name: str, top: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ a file with a stride for each dimension.
 from __future__ import annotations
 
 import math
+import zlib
 from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -55,6 +56,7 @@ class Packed:
         length: how many bytes come out.
         unpack: unpacks them piece by piece; raises Malformed.
         data: the bytes themselves, where they are known; `start` and `end` say nothing then.
+        crc: the CRC-32 of what comes out, where there is one: held against it at its end.
 
     """
 
@@ -64,6 +66,7 @@ class Packed:
     length: int
     unpack: Callable[[Iterator[bytes | memoryview]], Iterator[bytes]] = plain_bytes
     data: bytes | None = None
+    crc: int | None = None
 
 
 @dataclass(frozen=True)
@@ -153,15 +156,20 @@ class _Unpacked:
 
     def _pieces(self) -> Iterator[bytes]:
         """Unpack from the front."""
-        packed, got = self._packed, 0
+        packed, got, crc = self._packed, 0, 0
         for piece in packed.unpack(self._stored()):
             got += len(piece)
             if got > packed.length:
                 break
             if piece:
+                crc = zlib.crc32(piece, crc) if packed.crc is not None else 0
                 yield piece
         if got != packed.length:
             raise Malformed(f"{packed.length} bytes should come out of it, and {got} do")
+        if packed.crc not in (None, crc):
+            raise Malformed(
+                f"what comes out has CRC-32 {crc:08x}, and {packed.crc:08x} was written"
+            )
 
     def _stored(self) -> Iterator[bytes | memoryview]:
         """Yield the packed bytes."""
