@@ -32,6 +32,9 @@ def lines(compared: Compared, *, show_all: bool = False) -> Iterator[str]:
     """Yield the lines: both sides, the differences, and how many there are of each status."""
     yield from _side("A", compared.a)
     yield from _side("B", compared.b)
+    for top in compared.by_place:
+        whose = f"parameters of {top or 'the optimizer'}"
+        yield f"  {one_line(whose)} are numbered on one side: compared by their places in its groups"
     shown = compared.differences if show_all else compared.differences[:MOST]
     for difference in shown:
         yield f"  {one_line(_describe(difference))}"

@@ -83,7 +83,7 @@ def flip(path: Path, at: int) -> None:
 
 def test_what_orbax_wrote_is_recognised_and_whole(golden: Path) -> None:
     reports = {one.path.name: one for one in judge(golden).reports}
-    assert set(reports) == {"1", "10", *TREES}
+    assert set(reports) == {"1", "10", "forms", *TREES}
     for report in reports.values():
         assert (report.layout, report.state, wrong(report)) == ("orbax", State.WHOLE, [])
         assert report.passed_over == []
@@ -303,7 +303,7 @@ def test_a_url_has_the_verdicts_of_a_path(golden: Path) -> None:
         for judged in (here, there)
     ]
     assert told[0] == told[1]
-    assert len(told[0]) == 6
+    assert len(told[0]) == 7
 
 
 # -- bytes that nobody vouches for -----------------------------------------------------------------

@@ -252,6 +252,58 @@ def orbax() -> None:
     ).result()
     made.write(np.arange(400, dtype=np.int32).reshape(4, 100) + 1).result()
 
+    forms()
+
+
+def forms() -> None:
+    """Write arrays to one database in the ways of Zarr that Orbax does not choose, one by one."""
+    import numpy as np
+    import tensorstore
+
+    numbers = np.arange(35).reshape(5, 7) - 9.0
+    transpose = {"name": "transpose", "configuration": {"order": [1, 0]}}
+    order = {"name": "bytes", "configuration": {"endian": "big"}}
+    gzip = {"name": "gzip", "configuration": {"level": 5}}
+    inner = {"chunk_shape": [2, 2], "codecs": [transpose, {"name": "bytes"}, gzip]}
+    shards = {"name": "sharding_indexed", "configuration": inner}
+    old = {
+        "gzip": ("float32", {"compressor": {"id": "gzip"}, "order": "F", "chunks": [2, 3]}),
+        "zlib": ("int16", {"compressor": {"id": "zlib"}, "chunks": [5, 2]}),
+        "plain": ("bfloat16", {"compressor": None, "chunks": [2, 4], "dimension_separator": "/"}),
+        "blosc": ("float32", {"compressor": {"id": "blosc"}, "chunks": [4, 4]}),
+        "swapped": (">f4", {"compressor": None, "chunks": [5, 7]}),
+        "some": ("float32", {"compressor": None, "chunks": [2, 2], "fill_value": 1.5}),
+    }
+    new = {
+        "transposed": ("float64", [transpose, {"name": "bytes"}], [3, 7], None),
+        "summed": ("int32", [order, {"name": "crc32c"}], [2, 7], None),
+        "shards": ("float16", [shards], [4, 4], None),
+        "few": ("bfloat16", [shards], [4, 8], -2.5),
+    }
+    base = {"driver": "ocdbt", "base": f"file://{Path.cwd()}/forms/"}
+    for name, (dtype, how) in old.items():
+        spec = {"driver": "zarr", "kvstore": {**base, "path": f"{name}/"}}
+        spec |= {
+            "metadata": {**how, "dtype": dtype if dtype == "bfloat16" else np.dtype(dtype).str}
+        }
+        _write(tensorstore, spec, numbers, name)
+    for name, (dtype, codecs, chunk, fill) in new.items():
+        spec = {"driver": "zarr3", "kvstore": {**base, "path": f"{name}/"}}
+        grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
+        about = {"codecs": codecs, "chunk_grid": grid, "data_type": dtype}
+        about |= {} if fill is None else {"fill_value": fill}
+        _write(tensorstore, spec | {"metadata": about}, numbers, name)
+
+
+def _write(library: Any, spec: dict[str, Any], numbers: Any, name: str) -> None:  # noqa: ANN401
+    """Write all of an array, or a row of it."""
+    made = library.open(spec, create=True, shape=[5, 7]).result()
+    part = numbers.astype(made.dtype.numpy_dtype)
+    if name in ("some", "few"):
+        made[1].write(part[1]).result()
+    else:
+        made.write(part).result()
+
 
 def torchsnapshot() -> None:
     """Save two steps, and tensors in parts; small ones are put together in a file."""

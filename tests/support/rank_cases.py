@@ -368,24 +368,6 @@ def save_golden(root: str, **settings: Any) -> dict[str, str]:  # noqa: ANN401
     return lasting(job)
 
 
-def save_planted(root: str, layout: str, *, use_dcp: bool) -> None:
-    """Save a job at step 1; at step 2 with one step of the last bit in a moment of its last row."""
-    manager = CheckpointManager(root, use_dcp=use_dcp)
-    for step in (1, 2):
-        job = Job(layout, 2)
-        if step == 2:
-            _plant(job)
-        manager.save(step, **job.parts)
-
-
-def _plant(job: Job) -> None:
-    """Change the last element of the moments of `wide`, wherever a rank has it."""
-    moment = job.optimizer.state[job.model.wide]["exp_avg"]
-    whole = moment.full_tensor() if isinstance(moment, DTensor) else moment
-    whole.view(torch.int32)[-1, -1] += 1
-    job.optimizer.state[job.model.wide]["exp_avg"].copy_(job.model.spread(whole))
-
-
 def load_golden(root: str, layout: str) -> dict[str, str]:
     """What a golden checkpoint gives in a layout."""
     job = Job(layout, 1, seed=7)

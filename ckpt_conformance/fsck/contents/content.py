@@ -12,7 +12,7 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.contents import leaves, ranks, snapshots
+from ckpt_conformance.fsck.contents import arrays, leaves, others, ranks, snapshots
 from ckpt_conformance.fsck.contents.entries import BYTES, Content, Tensor, add_item, tree_entries
 from ckpt_conformance.fsck.contents.leaves import Value, joined
 from ckpt_conformance.fsck.contents.tiles import Piece, dense_piece
@@ -43,8 +43,11 @@ _TAG = "__ckpt__"
 _REFERENCE_FILE = re.compile(r"(model|optim|extra)_\d+(?:_rank(\d+))?\.pt")
 _OF_RANK = re.compile(r"rank\d+\.")
 _DCP_RANK = re.compile(r"extra_state_(rank\d+)\.pt")
-_DATA = (Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.HF_SHARDS)
-_BY_BYTES = {Format.ORBAX, *layouts.FOREIGN}
+_DATA = (
+    *(Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.HF_SHARDS),
+    *(Format.GGUF, Format.NPZ, Format.FLAX, Format.ONNX, Format.EXPORT),
+    Format.KERAS,
+)
 
 
 def read(folder: Folder, candidate: Candidate) -> Content:
@@ -60,10 +63,11 @@ def read(folder: Folder, candidate: Candidate) -> Content:
     for part in candidate.parts:
         is_named = part.form is not Format.HF_SHARDS and (several or part.form is Format.JSON)
         stem = _stem(part.name, candidate.step) if is_named else ""
-        taken.update(_part(content, part, joined(_dotted(part.base), stem)))
-    files = {*candidate.files, *_beside(folder, candidate)}
-    if any(part.form in _BY_BYTES for part in candidate.parts):
-        content.by_bytes = sorted(files - taken)
+        taken.update(_part(content, part, joined(_dotted(part.base), stem), candidate))
+    beside = {*_beside(folder, candidate)}
+    foreign = {part.base + part.name for part in candidate.parts if part.form in layouts.FOREIGN}
+    content.by_bytes += sorted((foreign | beside) - taken)
+    files = {*candidate.files} | beside
     for name in sorted(files - taken):
         size = folder.size(name)
         box = ((0,), (size,))
@@ -99,7 +103,7 @@ def _stem(name: str, step: int | None) -> str:
     return re.sub(rf"[-_=.]?0*{step}(?=\D|$)", "", stem, count=1) or stem
 
 
-def _part(content: Content, part: Part, top: str) -> Iterator[str]:
+def _part(content: Content, part: Part, top: str, candidate: Candidate) -> Iterator[str]:
     """Read one part; give the files that it consists of."""
     form, base, name = part
     try:
@@ -118,13 +122,23 @@ def _part(content: Content, part: Part, top: str) -> Iterator[str]:
                 yield from _torch(content, base + name, top)
             case Format.JSON:
                 yield from _json(content, base + name, top)
-            case Format.SNAPSHOT:
-                yield from snapshots.add(content, base, _dotted(base))
             case _:
-                return
+                yield from _of_others(content, part, top, candidate)
     except Malformed as error:
         error.args = (f"{base}{name}: {error}",)  # its sort and its place stay
         raise
+
+
+def _of_others(content: Content, part: Part, top: str, candidate: Candidate) -> Iterator[str]:
+    """Read what libraries beside torch and Hugging Face write, as far as it is read."""
+    form, base, name = part
+    match form:
+        case Format.ORBAX:
+            yield from arrays.add(content, base, _dotted(base), candidate.files)
+        case Format.SNAPSHOT:
+            yield from snapshots.add(content, base, _dotted(base))
+        case _:
+            yield from others.add(content, form, base + name, top)
 
 
 def _torch(content: Content, name: str, top: str) -> Iterator[str]:
@@ -283,6 +297,15 @@ def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[s
 
 def _reference(content: Content, base: str, name: str) -> Iterator[str]:
     """Read a checkpoint of the reference manager, under the same names in both formats."""
+    before = {*content.entries}
+    yield from _reference_files(content, base, name)
+    for key in content.entries.keys() - before:
+        if _OF_RANK.match(key):
+            content.own[key] = _OF_RANK.sub("", key, count=1)
+
+
+def _reference_files(content: Content, base: str, name: str) -> Iterator[str]:
+    """Read the files that its manifest lists."""
     listed = manifest.read(content.folder.read(base + name, manifest.MOST_BYTES))
     yield base + name
     if listed.kind == "dcp":

@@ -55,6 +55,7 @@ class Content:
     Attributes:
         keys: types of keys of dicts, by the names that they lead to, as far as files say them.
         by_bytes: files whose tensors are not read: they are entries themselves.
+        own: names of what one rank has, with the names that the first rank has it under.
 
     """
 
@@ -62,6 +63,7 @@ class Content:
     entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
     keys: dict[str, str] = field(default_factory=dict[str, str])
     by_bytes: list[str] = field(default_factory=list[str])
+    own: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, name: str, entry: Entry) -> None:
         """Add an entry; a name that is there gets a number: 1 and "1" may both be keys."""

@@ -18,7 +18,7 @@ from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.contents import content
 from ckpt_conformance.fsck.contents.entries import Content, Tensor
 from ckpt_conformance.fsck.contents.tiles import Reader
-from ckpt_conformance.fsck.diff import compare
+from ckpt_conformance.fsck.diff import aliases, compare
 from ckpt_conformance.fsck.diff.compare import Difference, SideError, Sides, Status
 from ckpt_conformance.fsck.judge.examine import examine, find, folder_of
 from ckpt_conformance.fsck.layouts import layouts
@@ -85,6 +85,7 @@ class ComparedJson(TypedDict):
     b: SideJson
     counts: dict[str, int]
     bytes: int
+    by_place: list[str]
     differences: list[DifferenceJson]
     same_names: NotRequired[list[str]]
 
@@ -130,6 +131,8 @@ class Compared:
         differences: every entry that is not the same, by name.
         same: names of those that are.
         nbytes: bytes of tensors of one side that were compared.
+        by_place: what the names of optimizers begin with whose parameters are numbered on one side
+            and named on the other: they were compared by their places in the groups.
 
     """
 
@@ -138,6 +141,7 @@ class Compared:
     differences: list[Difference] = field(default_factory=list[Difference])
     same: list[str] = field(default_factory=list[str])
     nbytes: int = 0
+    by_place: list[str] = field(default_factory=list[str])
 
     @property
     def is_judged(self) -> bool:
@@ -161,6 +165,7 @@ class Compared:
             "b": self.b.to_json(),
             "counts": self.counts,
             "bytes": self.nbytes,
+            "by_place": self.by_place,
             "differences": [one.to_json() for one in self.differences],
         }
         if names_same:
@@ -188,16 +193,22 @@ def diff(
     compared = Compared(side_a, side_b)
     if content_a is None or content_b is None:
         return compared
-    entries_a = _chosen(_renamed(content_a.entries, options.renames), options.only)
-    entries_b = _chosen(content_b.entries, options.only)
+    all_a = _renamed(content_a.entries, options.renames)
+    all_a, all_b, compared.by_place = aliases.named(all_a, content_b.entries)
+    entries_a, entries_b = _chosen(all_a, options.only), _chosen(all_b, options.only)
     side_a.entries, side_b.entries = len(entries_a), len(entries_b)
     side_a.by_bytes, side_b.by_bytes = len(content_a.by_bytes), len(content_b.by_bytes)
     if options.only and not (entries_a or entries_b):
         raise RequestError("--only leaves nothing to compare: no name of either side matches")
+    own_a = {_again(name, options): _again(one, options) for name, one in content_a.own.items()}
+    once = {
+        *aliases.once_for_all(entries_a, entries_b, (own_a, content_b.own)),
+        *aliases.once_for_all(entries_b, entries_a, (content_b.own, own_a)),
+    }
     payload: list[tuple[str, Tensor, Tensor]] = []
     for name in sorted({*entries_a, *entries_b}, key=natural):
         left, right = entries_a.get(name), entries_b.get(name)
-        difference = compare.static(name, left, right)
+        difference = None if name in once else compare.static(name, left, right)
         if difference:
             compared.differences.append(difference)
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
@@ -205,9 +216,9 @@ def diff(
             compared.differences += filter(None, [compare.gradients(name, left, right)])
         else:
             compared.same.append(name)
-    compared.differences += compare.keys(
-        *(_chosen(one, options.only) for one in (_aliased(content_a.keys, options), content_b.keys))
-    )
+    keys_a = {_again(name, options): kind for name, kind in content_a.keys.items()}
+    chosen = (_chosen(one, options.only) for one in (keys_a, content_b.keys))
+    compared.differences += compare.keys(*chosen)
     _Payload(compared, (content_a, content_b), options.jobs, progress).run(payload)
     other = {one.name for one in compared.differences}
     compared.same = [name for name in compared.same if name not in other]
@@ -290,15 +301,11 @@ def _renamed(
     return {names[old]: entry for old, entry in entries.items()}
 
 
-def _aliased(keys: Mapping[str, str], options: Options) -> dict[str, str]:
-    """Rename what keys lead to, as entries are."""
-
-    def renamed(name: str) -> str:
-        for pattern, replacement in options.renames:
-            name = pattern.sub(replacement, name)
-        return name
-
-    return {renamed(name): kind for name, kind in keys.items()}
+def _again(name: str, options: Options) -> str:
+    """Rename what is no entry, as entries are."""
+    for pattern, replacement in options.renames:
+        name = pattern.sub(replacement, name)
+    return name
 
 
 def _chosen(entries: Mapping[str, T], only: Iterable[re.Pattern[str]]) -> dict[str, T]:

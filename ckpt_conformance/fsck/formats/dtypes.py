@@ -73,6 +73,21 @@ FROM_SAFETENSORS = {
 """The torch dtype of a name in a safetensors header; those below a byte have none here."""
 
 
+_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
+
+
+def of_numpy(text: str) -> str:
+    """Return torch's name of a dtype as numpy writes it, as `<f4`; another one where it has none.
+
+    Bytes that stand in the other order make it a dtype of its own.
+    """
+    kind, width = text[1:2], text[2:]
+    if text[1:] == "b1":
+        return "bool"
+    name = f"{_KINDS.get(kind, kind)}{int(width) * 8 if width.isdecimal() else width}"
+    return f"{name} (big-endian)" if text[0] == ">" and text[1:2] in _KINDS else name
+
+
 def elements(shape: Sequence[int]) -> int:
     """Multiply the sizes; Malformed where no file could hold so many."""
     total = math.prod(shape)

@@ -6,7 +6,6 @@ that may still be called right here, so what was looked at is always told.
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from dataclasses import dataclass, field
@@ -54,15 +53,18 @@ class Structure:
     external: list[External] = field(default_factory=list[External])
 
 
-class _Reader:
+class Fields:
     """Reads fields one after the other through a window; Malformed where the file ends before."""
 
     def __init__(self, file: Readable, end: int, at: int = 0) -> None:
+        """Take an open file, where it ends, and where to begin."""
         self.file, self.end, self.at = file, end, at
         self._window, self._start = b"", 0
         self._items = 0
+        self.last = 0  # the number of a field of ONNX that is one
 
     def take(self, length: int) -> bytes:
+        """Read bytes; TooLarge for more than a field has."""
         if length > self.end - self.at:
             what = f"{length} bytes are claimed at {self.at}, and it ends at {self.end}: cut short?"
             raise Malformed(what, self.at, self.end)
@@ -78,12 +80,14 @@ class _Reader:
         return self._window[first : first + length]
 
     def skip(self, length: int) -> None:
+        """Pass over bytes that are there."""
         if length > self.end - self.at:
             what = f"{length} bytes are claimed at {self.at}, and it ends at {self.end}: cut short?"
             raise Malformed(what, self.at, self.end)
         self.at += length
 
     def number(self, code: str) -> int:
+        """Read a number, by its code in `struct`: whole ones are what formats count with."""
         form = struct.Struct(code)
         value: int = form.unpack(self.take(form.size))[0]
         return value
@@ -93,129 +97,6 @@ class _Reader:
         self._items += 1
         if self._items > _MOST_ITEMS:
             raise TooLarge(f"more than {_MOST_ITEMS} items: not looked into")
-
-
-# -- GGUF ------------------------------------------------------------------------------------------
-
-# Bytes of a block, and its elements, by the number of a type in the specification of GGUF.
-_BLOCKS = {
-    0: (4, 1),
-    1: (2, 1),
-    2: (18, 32),
-    3: (20, 32),
-    6: (22, 32),
-    7: (24, 32),
-    8: (34, 32),
-    9: (36, 32),
-    10: (84, 256),
-    11: (110, 256),
-    12: (144, 256),
-    13: (176, 256),
-    14: (210, 256),
-    15: (292, 256),
-    16: (66, 256),
-    17: (74, 256),
-    18: (98, 256),
-    19: (50, 256),
-    20: (18, 32),
-    21: (110, 256),
-    22: (82, 256),
-    23: (136, 256),
-    24: (1, 1),
-    25: (2, 1),
-    26: (4, 1),
-    27: (8, 1),
-    28: (8, 1),
-    29: (56, 256),
-    30: (2, 1),
-    34: (54, 256),
-    35: (66, 256),
-    39: (17, 32),
-}
-_VALUES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_TEXT, _LIST = 8, 9
-_VERSIONS = (2, 3)
-_MOST_DIMENSIONS = 8
-
-
-def read_gguf(file: Readable, size: int) -> Structure:
-    """Read the header of a GGUF file: every tensor lies inside of the file, and apart."""
-    reader = _Reader(file, size)
-    reader.take(len(GGUF))
-    version = reader.number("<I")
-    if version not in _VERSIONS:
-        raise TooLarge(f"GGUF of version {version}, which is not looked into")
-    tensors, pairs = reader.number("<Q"), reader.number("<Q")
-    alignment = 32
-    for _ in range(pairs):
-        reader.count()
-        key, kind = _text(reader), reader.number("<I")
-        if key == b"general.alignment" and kind == 4:  # noqa: PLR2004  the type uint32
-            alignment = reader.number("<I")
-        else:
-            _pass(reader, kind)
-    places: list[tuple[int, int, str]] = []
-    unknown = 0
-    for _ in range(tensors):
-        reader.count()
-        place = _gguf_tensor(reader)
-        unknown += place is None
-        places += [place] if place else []
-    if not 0 < alignment <= 1 << 20:
-        raise Malformed(f"its alignment is {alignment}")
-    start = -(-reader.at // alignment) * alignment
-    behind = 0
-    for at, length, name in sorted(places):
-        if start + at + length > size:
-            what = f"{clip(name)} ends at {start + at + length}, and the file at {size}: cut short?"
-            raise Malformed(what, min(start + at, size), size, (name,))
-        if at < behind:
-            raise Malformed(f"{clip(name)} has bytes in common with another", tensors=(name,))
-        behind = at + length
-    judged = "the header, and that each tensor is inside of the file and apart from the others"
-    if unknown:
-        judged += f" (not of {unknown}, whose type is not known here)"
-    return Structure(f"GGUF, version {version}", judged, tensors)
-
-
-def _text(reader: _Reader) -> bytes:
-    return reader.take(reader.number("<Q"))
-
-
-def _pass(reader: _Reader, kind: int, level: int = 0) -> None:
-    """Pass over a value of the header."""
-    if kind == _TEXT:
-        reader.skip(reader.number("<Q"))
-    elif kind in _VALUES:
-        reader.skip(_VALUES[kind])
-    elif kind == _LIST and level < _MOST_DIMENSIONS:
-        inner, number = reader.number("<I"), reader.number("<Q")
-        if inner in _VALUES:
-            reader.skip(number * _VALUES[inner])
-            return
-        for _ in range(number):
-            reader.count()
-            _pass(reader, inner, level + 1)
-    else:
-        raise Malformed(f"a value of the header is of the type {kind}", reader.at)
-
-
-def _gguf_tensor(reader: _Reader) -> tuple[int, int, str] | None:
-    """Read where a tensor lies: offset, bytes, name; None for a type that is not known."""
-    name = _text(reader).decode("utf-8", "backslashreplace")
-    dimensions = reader.number("<I")
-    if dimensions > _MOST_DIMENSIONS:
-        raise Malformed(f"{clip(name)} has {dimensions} dimensions", reader.at)
-    shape = [reader.number("<Q") for _ in range(dimensions)]
-    kind, at = reader.number("<I"), reader.number("<Q")
-    if kind not in _BLOCKS:
-        return None
-    length, elements = _BLOCKS[kind]
-    if shape and shape[0] % elements:
-        raise Malformed(
-            f"{clip(name)} has rows of {shape[0]}, which are no whole blocks", reader.at
-        )
-    return at, math.prod(shape) // elements * length, name
 
 
 # -- HDF5 ------------------------------------------------------------------------------------------
@@ -251,7 +132,7 @@ _EXTENSIONS = range(0xC7, 0xCA)
 
 def read_msgpack(file: Readable, size: int) -> Structure:
     """Walk a file of msgpack: one value, which ends where the file does."""
-    reader = _Reader(file, size)
+    reader = Fields(file, size)
     left, tensors = [1], 0
     while left:
         if not left[-1]:
@@ -271,7 +152,7 @@ def read_msgpack(file: Readable, size: int) -> Structure:
     return Structure("msgpack, as flax writes it", "the lengths of all values", tensors)
 
 
-def _held(reader: _Reader, sign: int) -> int:
+def _held(reader: Fields, sign: int) -> int:
     """Pass over a value; give how many values it holds."""
     if sign < 0x80 or sign >= 0xE0:  # noqa: PLR2004  a small number
         return 0
@@ -297,7 +178,7 @@ def _held(reader: _Reader, sign: int) -> int:
 # -- ONNX ------------------------------------------------------------------------------------------
 
 _GRAPH, _INITIALIZER = 7, 5
-_NAME, _EXTERNAL = 8, 13
+_DIMENSION, _KIND, _NAME, _RAW, _EXTERNAL = 1, 2, 8, 9, 13
 _VERSION = 1
 _VARINT, _WIDE, _LENGTH, _NARROW = 0, 1, 2, 5
 _NUMBER = re.compile(r"\d{1,18}")
@@ -306,7 +187,7 @@ _NUMBER = re.compile(r"\d{1,18}")
 def read_onnx(file: Readable, size: int) -> Structure:
     """Walk the messages of a model: each ends inside of the one around it."""
     structure = Structure("ONNX", "the lengths of all messages, and of data in other files")
-    reader = _Reader(file, size)
+    reader = Fields(file, size)
     seen: set[int] = set()
     for number, end in _fields(reader, size):
         seen.add(number)
@@ -320,7 +201,62 @@ def read_onnx(file: Readable, size: int) -> Structure:
     return structure
 
 
-def _fields(reader: _Reader, end: int) -> Iterator[tuple[int, int | None]]:
+class Initializer(NamedTuple):
+    """A tensor of a model: its bytes in the file from `start` on, or in another one.
+
+    `kind` is the number of its dtype in ONNX.
+    """
+
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    start: int
+    length: int
+    external: External | None
+
+
+def onnx_tensors(file: Readable, size: int) -> Iterator[Initializer]:
+    """Yield the tensors of a model whose bytes stand there as they are; others are left out."""
+    reader = Fields(file, size)
+    for number, end in _fields(reader, size):
+        if number != _GRAPH or end is None:
+            continue
+        for inner, inner_end in _fields(reader, end):
+            if inner == _INITIALIZER and inner_end is not None:
+                found = _initializer(reader, inner_end)
+                if found is not None:
+                    yield found
+
+
+def _initializer(reader: Fields, end: int) -> Initializer | None:
+    """Read a tensor; None where its numbers are packed one by one."""
+    first = reader.at
+    name, kind, raw = "", 0, (0, -1)
+    shape: list[int] = []
+    for number, behind in _fields(reader, end):
+        if number == _DIMENSION and behind is None:
+            shape.append(reader.last)
+        elif number == _DIMENSION and behind is not None:
+            shape += _packed(reader, behind)
+        elif number == _KIND and behind is None:
+            kind = reader.last
+        elif number == _NAME and behind is not None:
+            name = reader.take(behind - reader.at).decode("utf-8", "backslashreplace")
+        elif number == _RAW and behind is not None:
+            raw = reader.at, behind - reader.at
+    reader.at = first
+    external = next(_external(reader, end), None)
+    if external is None and raw[1] < 0:
+        return None
+    return Initializer(name, kind, tuple(shape), *raw, external)
+
+
+def _packed(reader: Fields, end: int) -> Iterator[int]:
+    while reader.at < end:
+        yield _varint(reader)
+
+
+def _fields(reader: Fields, end: int) -> Iterator[tuple[int, int | None]]:
     """Yield the number of each field of a message, and where it ends if it has a length."""
     while reader.at < end:
         reader.count()
@@ -328,7 +264,7 @@ def _fields(reader: _Reader, end: int) -> Iterator[tuple[int, int | None]]:
         number, wire = tag >> 3, tag & 7
         behind: int | None = None
         if wire == _VARINT:
-            _varint(reader)
+            reader.last = _varint(reader)
         elif wire in (_WIDE, _NARROW):
             reader.skip(8 if wire == _WIDE else 4)
         elif wire == _LENGTH:
@@ -344,7 +280,7 @@ def _fields(reader: _Reader, end: int) -> Iterator[tuple[int, int | None]]:
             reader.at = behind
 
 
-def _varint(reader: _Reader) -> int:
+def _varint(reader: Fields) -> int:
     value = 0
     for shift in range(0, 70, 7):
         byte = reader.take(1)[0]
@@ -354,7 +290,7 @@ def _varint(reader: _Reader) -> int:
     raise Malformed("a number has more than 64 bits", reader.at)
 
 
-def _external(reader: _Reader, end: int) -> Iterator[External]:
+def _external(reader: Fields, end: int) -> Iterator[External]:
     """Yield where a tensor lies, if that is another file."""
     name, values = "", dict[str, str]()
     for number, behind in _fields(reader, end):

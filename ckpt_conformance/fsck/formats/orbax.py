@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.fsck.formats import zarr
 from ckpt_conformance.fsck.formats.ocdbt import MANIFEST
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 from ckpt_conformance.fsck.source.untrusted import (
@@ -19,13 +20,14 @@ from ckpt_conformance.fsck.source.untrusted import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
 STEP = "_CHECKPOINT_METADATA"
 TREE = "_METADATA"
 STRINGS = "_strings.json"
 SHARDING = "_sharding"
 COMMITTED = "commit_success.txt"
+OF_JSON = "metadata"  # the file of an item that is JSON
 TEMPORARY = ".orbax-checkpoint-tmp"
 OF_PROCESS = re.compile(r"ocdbt\.process_\d+")
 OF_DATABASE = re.compile(r"(?:ocdbt\.process_\d+/)?(?:d/[0-9a-f]{32}|manifest\.ocdbt)")
@@ -67,6 +69,7 @@ class Tree:
         uses_ocdbt: whether the arrays are in a database; None where it does not say.
         uses_zarr3: whether the arrays are of version 3 of Zarr.
         stores_all: whether chunks that are all fill value were written, too.
+        leaves: of which type each leaf is, also one that is an empty container.
 
     """
 
@@ -77,11 +80,45 @@ class Tree:
     uses_ocdbt: bool | None
     uses_zarr3: bool
     stores_all: bool
+    leaves: Mapping[str, str]
 
 
 def is_checkpoint(names: Collection[str]) -> bool:
     """Return whether a folder is a step, or an item of one, by the names in it."""
     return STEP in names or TREE in names or MANIFEST in names
+
+
+def trees(files: Collection[str]) -> list[str]:
+    """Return the folders that hold arrays, each with a slash at its end, or nothing for the top."""
+    roots: set[str] = set()
+    arrays: set[str] = set()
+    for name in files:
+        folder, _, last = name.rpartition("/")
+        is_inner = OF_PROCESS.fullmatch(folder.rpartition("/")[2])
+        if last == TREE or (last == MANIFEST and not is_inner):
+            roots.add(f"{folder}/" if folder else "")
+        elif last in zarr.METADATA and folder:
+            arrays.add(folder.rpartition("/")[0])
+    heads = {f"{folder}/" if folder else "" for folder in arrays}
+    return sorted(roots | {head for head in heads if not head.startswith(tuple(roots))})
+
+
+def is_bookkeeping(name: str, *, has_database: bool) -> bool:
+    """Return whether a file beside arrays holds nothing that a user has saved."""
+    top = name.partition("/")[0]
+    if has_database and (top == "d" or name == MANIFEST or OF_PROCESS.fullmatch(top)):
+        return True
+    return name == SHARDING or OF_ARRAYS.fullmatch(name) is not None
+
+
+def below(files: Collection[str], root: str, roots: Collection[str]) -> set[str]:
+    """Return the files of a folder but those of a folder of arrays in it, relative to it."""
+    inner = tuple(one for one in roots if one != root and one.startswith(root))
+    return {
+        name.removeprefix(root)
+        for name in files
+        if name.startswith(root) and not name.startswith(inner)
+    }
 
 
 def read_step(data: bytes) -> Step:
@@ -113,6 +150,7 @@ def read_tree(data: bytes) -> Tree:
     if not is_dict(leaves):
         raise Malformed(f"its tree_metadata is {clip(leaves)}")
     kinds: dict[str, set[str]] = {}
+    types: dict[str, str] = {}
     for path, leaf in leaves.items():
         known = object_or_empty(object_or_empty(leaf).get("value_metadata"))
         kind, skips = known.get("value_type"), known.get("skip_deserialize")
@@ -120,6 +158,7 @@ def read_tree(data: bytes) -> Tree:
             raise Malformed(f"the leaf {clip(path)} does not say of which type it is")
         name = _name(path, object_or_empty(leaf).get("key_metadata"))
         kinds.setdefault("" if skips else kind, set()).add(name)
+        types[name] = kind
     uses_ocdbt = values.get("use_ocdbt")
     return Tree(
         tuple(sorted({name for kind in _IN_ARRAYS for name in kinds.get(kind, ())})),
@@ -129,6 +168,7 @@ def read_tree(data: bytes) -> Tree:
         uses_ocdbt if isinstance(uses_ocdbt, bool) else None,
         values.get("use_zarr3") is True,
         values.get("store_array_data_equal_to_fill_value") is True,
+        types,
     )
 
 

@@ -7,12 +7,13 @@ version 3 a chunk may be a shard, which holds smaller chunks and an index of the
 from __future__ import annotations
 
 import math
+import operator
 import re
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpt_conformance.fsck.formats import zstd
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
@@ -28,6 +29,7 @@ from ckpt_conformance.fsck.source.untrusted import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    Unpacker = Callable[[Iterator[bytes | memoryview]], Iterator[bytes]]
     Reader = Callable[[int, int], Iterator[memoryview]]
     """Gives bytes [start, end) of a chunk piece by piece."""
 
@@ -37,6 +39,8 @@ _BITS = re.compile(r"(?:u?int|float|bfloat|complex|r)(\d{1,4})(?:_[a-z0-9]+)?")
 _SMALL = {"bool": 1, "int4": 1, "uint4": 1, "int2": 1, "uint2": 1}  # TensorStore gives each a byte
 _MOST_DIMENSIONS = 32
 MOST_CHUNKS = 4_000_000
+MOST_METADATA = 4 << 20
+"""Bytes of the metadata of one array."""
 _MOST_INNER = 1_000_000
 _OF_CODEC = {"name", "configuration", "must_understand"}
 _MEMBERS = {
@@ -63,6 +67,8 @@ class Packing:
         has_sum: a CRC-32C follows.
         inner: of a shard: the shape of its chunks; None for no shard.
         unknown: the name of a codec that is not looked into; empty for none.
+        order: which dimension of the array each stored one is; empty where they are the same.
+        is_big: the highest byte of an element is its first.
 
     """
 
@@ -71,12 +77,15 @@ class Packing:
     inner: tuple[int, ...] | None = None
     is_index_first: bool = False
     unknown: str = ""
+    order: tuple[int, ...] = ()
+    is_big: bool = False
 
 
 class Array(NamedTuple):
     """An array: its shape, and how it is divided into chunks.
 
-    `item` is the bytes of an element; 0 where the dtype is not known.
+    `item` is the bytes of an element; 0 where the dtype is not known. `fill` is what stands in the
+    metadata for elements that were not written; see `fill_bytes`.
     """
 
     dtype: str
@@ -86,6 +95,7 @@ class Array(NamedTuple):
     packing: Packing
     head: str
     sign: str
+    fill: object = None
 
     def chunks(self) -> int:
         """Return how many chunks there are."""
@@ -96,13 +106,17 @@ class Array(NamedTuple):
 
     def keys(self) -> Iterator[str]:
         """Yield the name of each chunk, relative to the array; TooLarge for too many."""
+        for name, _ in self.places():
+            yield name
+
+    def places(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the name of each chunk with the index of its first element; raises as `keys`."""
         if self.chunks() > MOST_CHUNKS:
             raise TooLarge(f"{self.chunks()} chunks, and {MOST_CHUNKS} are looked for")
         for place in product(*map(range, self._grid())):
             name = self.sign.join(map(str, place))
-            yield (
-                f"{self.head}{self.sign}{name}" if self.head and name else self.head or name or "0"
-            )
+            full = f"{self.head}{self.sign}{name}" if self.head and name else self.head or name
+            yield full or "0", tuple(map(operator.mul, place, self.chunk))
 
 
 def read(name: str, data: bytes) -> Array:
@@ -179,8 +193,10 @@ def _version2(values: Json) -> Array:
     sign = values.get("dimension_separator", ".")
     if sign not in (".", "/"):
         raise Malformed(f"its separator is {clip(sign)}")
-    packing = Packing(known.get(name, ""), unknown=unknown)
-    return Array(text, item_size(text), shape, chunk, packing, "", str(sign))
+    order = tuple(reversed(range(len(shape)))) if values["order"] == "F" else ()
+    packing = Packing(known.get(name, ""), unknown=unknown, order=order, is_big=text[:1] == ">")
+    fill = values["fill_value"]
+    return Array(text, item_size(text), shape, chunk, packing, "", str(sign), fill)
 
 
 def _version3(values: Json) -> Array:
@@ -199,7 +215,8 @@ def _version3(values: Json) -> Array:
     text = _dtype(values["data_type"])
     head = "" if is_old else "c"
     packing = _packing(values.get("codecs"), chunk)
-    return Array(text, item_size(text), shape, chunk, packing, head, str(sign))
+    fill = values["fill_value"]
+    return Array(text, item_size(text), shape, chunk, packing, head, str(sign), fill)
 
 
 def _packing(codecs: object, chunk: tuple[int, ...]) -> Packing:
@@ -207,15 +224,27 @@ def _packing(codecs: object, chunk: tuple[int, ...]) -> Packing:
     known = list(_named(codecs))
     if len(known) == 1 and known[0][0] == "sharding_indexed":
         return _sharding(known[0][1], chunk)
-    packer, has_sum = "", False
-    for name, _ in known:
+    packer, has_sum, order, is_big = "", False, tuple[int, ...](), False
+    for name, setting in known:
         if name in ("zstd", "gzip") and not packer and not has_sum:
             packer = name
         elif name == "crc32c" and not has_sum:
             has_sum = True
-        elif name not in ("bytes", "transpose"):
+        elif name == "bytes":
+            is_big = setting.get("endian") == "big"
+        elif name == "transpose" and not order:
+            order = _order(setting.get("order"), len(chunk))
+        else:
             return Packing(unknown=name)
-    return Packing(packer, has_sum)
+    return Packing(packer, has_sum, order=order, is_big=is_big)
+
+
+def _order(value: object, dimensions: int) -> tuple[int, ...]:
+    """Read which dimension each stored one is."""
+    order = _shape(value, "order of dimensions")
+    if sorted(order) != list(range(dimensions)):
+        raise Malformed(f"its order of dimensions is {clip(str(order))}")
+    return order
 
 
 def _named(codecs: object) -> Iterator[tuple[str, Json]]:
@@ -240,7 +269,7 @@ def _sharding(values: Json, chunk: tuple[int, ...]) -> Packing:
     if own.inner is not None or index != ["bytes", "crc32c"]:
         return Packing(unknown="sharding_indexed, of a sort that is not known")
     is_first = values.get("index_location", "end") == "start"
-    return Packing(own.packer, own.has_sum, inner, is_first, own.unknown)
+    return replace(own, inner=inner, is_index_first=is_first)
 
 
 # -- the bytes of a chunk --------------------------------------------------------------------------
@@ -266,6 +295,20 @@ def is_size_right(array: Array, size: int) -> bool:
 
 def _check_shard(array: Array, inner: tuple[int, ...], size: int, read_at: Reader) -> int:
     """Check the index of a shard, and the chunks that it names."""
+    whole = array.item * math.prod(inner)
+    length, places = read_index(array, inner, size, read_at)
+    for place in filter(None, places):
+        _check_one(array.packing, whole, place[1] - place[0], read_at, place[0])
+    return length
+
+
+def read_index(
+    array: Array, inner: tuple[int, ...], size: int, read_at: Reader
+) -> tuple[int, list[tuple[int, int] | None]]:
+    """Read the index of a shard of so many bytes: its length, and where each chunk lies.
+
+    Places are bytes of the shard, in the order of the chunks; None for one that is not there.
+    """
     packing = array.packing
     number = math.prod(array.chunk) // math.prod(inner)
     if number > _MOST_INNER:
@@ -278,14 +321,15 @@ def _check_shard(array: Array, inner: tuple[int, ...], size: int, read_at: Reade
     real, (crc,) = zstd.crc32c(data[: -_SUM.size]), _SUM.unpack(data[-_SUM.size :])
     if real != crc:
         raise Malformed(f"the index of a shard has CRC-32C {real:08x}, and {crc:08x} was written")
-    whole = array.item * math.prod(inner)
+    places: list[tuple[int, int] | None] = []
     for at, nbytes in _PLACE.iter_unpack(data[: -_SUM.size]):
         if (at, nbytes) == (_ABSENT, _ABSENT):
+            places.append(None)
             continue
         if at + nbytes > size:
             raise Malformed(f"the chunk at {at} of a shard ends after its {size} bytes")
-        _check_one(packing, whole, nbytes, read_at, at)
-    return length
+        places.append((at, at + nbytes))
+    return length, places
 
 
 def _check_one(packing: Packing, whole: int, size: int, read_at: Reader, at: int) -> None:
@@ -295,7 +339,7 @@ def _check_one(packing: Packing, whole: int, size: int, read_at: Reader, at: int
     if packing.has_sum:
         size -= _SUM.size
         _check_sum(size, read_at, at)
-    unpack = {"zstd": zstd.unpacked, "gzip": _gunzipped}.get(packing.packer)
+    unpack = UNPACKERS.get(packing.packer)
     if unpack is None:
         if whole and size != whole:
             raise Malformed(f"a chunk has {size} bytes, and {whole} are expected")
@@ -335,3 +379,47 @@ def _gunzipped(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         raise Malformed(f"it cannot be unpacked: {error}") from None
     if not unpacker.eof:
         raise Malformed("it cannot be unpacked: it ends too early")
+
+
+UNPACKERS: dict[str, Unpacker] = {
+    "zstd": zstd.unpacked,
+    "gzip": _gunzipped,
+}
+"""What unpacks the pieces of a chunk, by the packer; raises Malformed as it goes."""
+
+
+# -- what was not written --------------------------------------------------------------------------
+
+_TEXTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_FLOATS = {"float16": "e", "float32": "f", "float64": "d", "bfloat16": "f"}
+
+
+def fill_bytes(array: Array, dtype: str) -> bytes:
+    """Return the bytes of an element that was not written, `dtype` being torch's name.
+
+    TooLarge for a value that is not understood.
+    """
+    sign = ">" if array.packing.is_big else "<"
+    value = array.fill
+    if isinstance(value, str):
+        value = _TEXTS.get(value, value)
+    if value is None or (isinstance(value, int) and not value):
+        return bytes(array.item)  # for null TensorStore gives zeros, too
+    try:
+        if dtype in _FLOATS and isinstance(value, int | float):
+            return _of_float(dtype, sign, float(value))
+        if isinstance(value, int) and dtype.startswith(("int", "uint", "bool")):
+            is_signed = dtype.startswith("int")
+            order: Literal["big", "little"] = "big" if array.packing.is_big else "little"
+            return int(value).to_bytes(array.item, order, signed=is_signed)
+    except (OverflowError, struct.error):
+        pass
+    raise TooLarge(f"elements that were not written are {clip(value)}: not looked into")
+
+
+def _of_float(dtype: str, sign: str, value: float) -> bytes:
+    if dtype != "bfloat16":
+        return struct.pack(f"{sign}{_FLOATS[dtype]}", value)
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 if math.isfinite(value) else bits >> 16
+    return struct.pack(f"{sign}H", rounded)

@@ -108,7 +108,7 @@ class _Readers:
 
 
 def _of_tensor(reader: Reader, name: str, tensor: Tensor, take: Callable[[int], None]) -> NotFinite:
-    """Count in all pieces of a tensor; `take` is told how many bytes each piece asks for."""
+    """Count in all pieces of a tensor; `take` is told how many bytes of a file each asks for."""
     found: dict[Box, tuple[int, int]] = {}  # of copies of a part the worst
     for piece in tensor.pieces:
         nan = infinite = 0
@@ -116,7 +116,8 @@ def _of_tensor(reader: Reader, name: str, tensor: Tensor, take: Callable[[int], 
         if not math.prod(piece.box[1]):
             continue
         box, shown = _real(piece.box, resolved.stride or (), tensor.item)
-        take(math.prod(box[1]) * tensor.item)
+        packed = resolved.packed
+        take(packed.end - packed.start if packed else math.prod(box[1]) * tensor.item)
         for tile in tiles.tiles(box, tensor.item):
             bits = reader.read(resolved, tensor.item, tile).reshape(-1)
             more = ulps.nan_inf(tensor.dtype, bits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats import any_zip, foreign
+from ckpt_conformance.fsck.formats import any_zip, foreign, gguf
 from ckpt_conformance.fsck.judge.parts import look
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import (
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.source import Folder
 
 _READERS = {
-    Format.GGUF: foreign.read_gguf,
+    Format.GGUF: gguf.judge,
     Format.HDF5: foreign.read_hdf5,
     Format.FLAX: foreign.read_msgpack,
     Format.ONNX: foreign.read_onnx,

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.judge.parts import Context
     from ckpt_conformance.fsck.source.source import Folder
 
-_MOST_METADATA = 4 << 20  # of one array
 _GCS = "gs://"
 _NO_TREE = "the tree of the arrays is missing"
 
@@ -82,43 +81,18 @@ class _Item:
 def orbax_part(context: Context, base: str, names: Collection[str]) -> list[Work]:
     """Judge a step of Orbax, or an item that was saved alone; `names` are all of its files."""
     files = {name.removeprefix(base) for name in names if name.startswith(base)}
-    trees = _trees(files)
+    trees = orbax.trees(files)
     handlers = _step(context, base, files, trees)
     can_read = _can_read(context, base, files)
     works: list[Work] = []
     taken: set[str] = set()
     for root in trees:
-        item = _Item(context, base + root, _below(files, root, trees))
+        item = _Item(context, base + root, orbax.below(files, root, trees))
         works += _tree(item, can_read=can_read)
         taken |= {root + name for name in item.known}
     for name in sorted(files - taken):
         _other(context, base, name, handlers)
     return works
-
-
-def _trees(files: Collection[str]) -> list[str]:
-    """Return the folders that hold arrays, each with a slash at its end, or nothing for the top."""
-    roots: set[str] = set()
-    arrays: set[str] = set()
-    for name in files:
-        folder, _, last = name.rpartition("/")
-        is_inner = orbax.OF_PROCESS.fullmatch(folder.rpartition("/")[2])
-        if last == orbax.TREE or (last == ocdbt.MANIFEST and not is_inner):
-            roots.add(f"{folder}/" if folder else "")
-        elif last in zarr.METADATA and folder:
-            arrays.add(folder.rpartition("/")[0])
-    heads = {f"{folder}/" if folder else "" for folder in arrays}
-    return sorted(roots | {head for head in heads if not head.startswith(tuple(roots))})
-
-
-def _below(files: Collection[str], root: str, roots: Collection[str]) -> set[str]:
-    """Return the files of a folder but those of a folder of arrays in it, relative to it."""
-    inner = tuple(one for one in roots if one != root and one.startswith(root))
-    return {
-        name.removeprefix(root)
-        for name in files
-        if name.startswith(root) and not name.startswith(inner)
-    }
 
 
 def _step(
@@ -200,7 +174,7 @@ def _other(context: Context, base: str, name: str, handlers: Mapping[str, str]) 
     if name == orbax.COMMITTED or name.endswith(f"/{orbax.COMMITTED}"):
         look(context, base + name)
         return
-    is_json = name.endswith("/metadata") and orbax.is_json(handlers.get(item, ""))
+    is_json = name.endswith(f"/{orbax.OF_JSON}") and orbax.is_json(handlers.get(item, ""))
     if name.endswith(".json") or is_json:
         json_part(context, base + name)
     else:
@@ -400,7 +374,7 @@ def _metadata(item: _Item, name: str, key: str) -> zarr.Array | None:
     """Read the metadata of an array; None, and a finding, where that fails."""
     value = item.values[key]
     try:
-        if value.size > _MOST_METADATA:
+        if value.size > zarr.MOST_METADATA:
             raise Malformed(f"its metadata has {value.size} bytes")  # noqa: TRY301  as the others
         whole = memoryview(bytearray(value.size))
         pieces = _bytes(item.context.folder, item.base + value.file, value, whole)(0, value.size)
