@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 ARRIVAL = 2.0  # seconds
 ITEM: Any = vars(pools)["_WorkItem"]  # what a pool's thread takes up has no public class
+CALLS: tuple[tuple[Any, str], ...] = (
+    (threading.Thread, "start"),
+    (threading.Thread, "join"),
+    (threading.Condition, "wait"),
+    (ITEM, "run"),
+    (time, "sleep"),
+)
 
 
 class LateThreads(Injector):
@@ -50,26 +57,30 @@ class LateThreads(Injector):
         self._arrival = threading.Lock()  # until the first one stands
         self._arrival.acquire()
 
+    @staticmethod
+    def watch() -> None:
+        """Watch from now on, for an injector that comes later: a thread may wait already then."""
+        _WATCH.begin()
+
     def install(self) -> None:
         """Replace where threads begin, are woken, and are waited for."""
-        thread, condition = threading.Thread, threading.Condition
-        self.patch(thread, "start", _method(self._start, thread.start))
-        self.patch(thread, "join", _method(self._wait, thread.join))
-        self.patch(condition, "wait", _method(self._wake, condition.wait))
-        self.patch(ITEM, "run", _method(self._work, ITEM.run))
-        self.patch(time, "sleep", partial(self._wait, time.sleep))
+        _WATCH.begin()
+        _WATCH.late = self
 
     def remove(self) -> None:
         """Let all go on, and put everything back."""
         self.reverse = False
-        self.let_go()
-        super().remove()
+        self.is_open = True
+        self._next()
+        _WATCH.late = None
+        _WATCH.end()
 
     def let_go(self) -> None:
         """Let the threads go on that stand; later ones do not stand."""
         with self._book:
-            self.is_open = True
-        self._next()
+            was_open, self.is_open = self.is_open, True
+        if not was_open:
+            self._next()
 
     def await_first(self) -> bool:
         """Wait until a thread stands, and return whether one does; it may take `ARRIVAL` seconds.
@@ -106,8 +117,8 @@ class LateThreads(Injector):
 
     # -- what is replaced -------------------------------------------------------------------------
 
-    def _start(self, real: Function, thread: threading.Thread) -> object:
-        """Start a thread that stands before it runs; the caller waits only until it exists."""
+    def before_start(self, thread: threading.Thread) -> None:
+        """Let a thread stand before it runs; the caller waits only until it exists."""
         run = thread.run
 
         def late() -> None:
@@ -117,41 +128,106 @@ class LateThreads(Injector):
             self._next()
 
         vars(thread)["run"] = late
-        self._is_starting = True
+        self._is_starting = threading.get_ident() == self.caller
+
+    def after_start(self) -> None:
+        """The thread exists."""
+        self._is_starting = False
+
+    def before_item(self) -> None:
+        """Let the thread of a pool stand before it does an item."""
+        self._stand()
+
+    def after_item(self) -> None:
+        """Let the next one go on."""
+        self._next()
+
+    def before_wait(self, timeout: float | None) -> None:
+        """Let others go on before a thread waits; to wait for no time is only a look."""
+        if timeout == 0:
+            return
+        if threading.get_ident() != self.caller:
+            self._next()
+        elif not self._is_starting:
+            self.let_go()
+
+    def after_wake(self, condition: Any) -> None:  # noqa: ANN401  a Condition
+        """Wake a thread late: without the lock, as one stands that has not been woken yet."""
+        if self.is_open or threading.get_ident() == self.caller:
+            return
+        held = condition._release_save()  # noqa: SLF001  what `wait` itself does
+        self._stand()
+        condition._acquire_restore(held)  # noqa: SLF001
+
+
+class Watch:
+    """The functions that are replaced; they ask the injector that is armed, if one is."""
+
+    def __init__(self) -> None:
+        """Replace nothing yet."""
+        self.late: LateThreads | None = None
+        self._begun = 0
+        self._real: dict[tuple[Any, str], Function] = {}
+
+    def begin(self) -> None:
+        """Replace them, unless they are."""
+        self._begun += 1
+        if self._begun > 1:
+            return
+        for owner, name in CALLS:
+            self._real[owner, name] = vars(owner)[name]
+            handle = getattr(self, f"_{name}")
+            plain = partial(handle, vars(owner)[name])
+            setattr(owner, name, plain if owner is time else _method(plain))
+
+    def end(self) -> None:
+        """Put them back, once for each time that they were replaced."""
+        self._begun -= 1
+        if not self._begun:
+            for (owner, name), real in self._real.items():
+                setattr(owner, name, real)
+
+    def _start(self, real: Function, thread: threading.Thread) -> object:
+        if (late := self.late) is None:
+            return real(thread)
+        late.before_start(thread)
         try:
             return real(thread)
         finally:
-            self._is_starting = False
+            late.after_start()
 
-    def _work(self, real: Function, item: object) -> object:
-        """Let the thread of a pool stand before it does an item."""
-        self._stand()
+    def _run(self, real: Function, item: object) -> object:
+        if (late := self.late) is None:
+            return real(item)
+        late.before_item()
         result = real(item)
-        self._next()
+        late.after_item()
         return result
 
-    def _wake(self, real: Function, waited: Any, *given: object, **named: object) -> object:  # noqa: ANN401
-        """Let the caller wait, for which the others have to go on; wake another one late.
+    def _join(
+        self, real: Function, thread: threading.Thread, timeout: float | None = None
+    ) -> object:
+        if late := self.late:
+            late.before_wait(timeout)
+        return real(thread, timeout)
 
-        It stands without the lock, as a thread does that has not been woken yet.
-        """
-        result = self._wait(real, waited, *given, **named)
-        if not self.is_open and threading.get_ident() != self.caller:
-            held = waited._release_save()  # noqa: SLF001  what `wait` itself does
-            self._stand()
-            waited._acquire_restore(held)  # noqa: SLF001
+    def _sleep(self, real: Function, seconds: float) -> object:
+        if late := self.late:
+            late.before_wait(seconds)
+        return real(seconds)
+
+    def _wait(self, real: Function, condition: object, timeout: float | None = None) -> object:
+        if late := self.late:
+            late.before_wait(timeout)
+        result = real(condition, timeout)
+        if late := self.late:  # it may have come meanwhile
+            late.after_wake(condition)
         return result
 
-    def _wait(self, real: Function, *given: Any, **named: Any) -> object:  # noqa: ANN401
-        """Let others go on before a thread waits; to wait for no time is only a look."""
-        if (named.get("timeout", given[-1]) if given or named else None) != 0:
-            if threading.get_ident() != self.caller:
-                self._next()
-            elif not self._is_starting:
-                self.let_go()
-        return real(*given, **named)
+
+def _method(function: Function) -> Function:
+    """Make a function that is bound to an instance, as a method is."""
+    return lambda self, *given, **named: function(self, *given, **named)  # noqa: PLW0108  it binds
 
 
-def _method(replacement: Function, original: Function) -> Function:
-    """Make a method that calls the replacement with the original first."""
-    return lambda self, *given, **named: replacement(original, self, *given, **named)
+_WATCH = Watch()

@@ -70,23 +70,18 @@ class Directories:
 
     def save(self, job: TrainingJob, step: int) -> FutureSave | None:
         """Save everything and the step; return the future of what is written in the background."""
-        if self.in_background:
-            return self.save_async(job, step)
-        writer = FileSystemWriter(self.path(step), thread_count=self.threads)
-        state_dict_saver.save(self.parts(job, step), storage_writer=writer)
-        return None
-
-    def save_async(self, job: TrainingJob, step: int) -> FutureSave:
-        """Save in the background; first wait for the save before, as the tutorial does."""
         self.finish()
         writer = FileSystemWriter(self.path(step), thread_count=self.threads)
         saver: Any = state_dict_saver
+        if not self.in_background:
+            saver.save(self.parts(job, step), storage_writer=writer)
+            return None
         pending = FutureSave(saver.async_save(self.parts(job, step), storage_writer=writer))
         self.unfinished.append(pending)
         return pending
 
     def finish(self) -> None:
-        """Wait for the save that goes on, if one does; raises what made it fail."""
+        """Wait for the save that goes on, as the tutorial does before the next one."""
         while self.unfinished:
             self.unfinished.pop().wait()
 

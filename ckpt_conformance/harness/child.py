@@ -68,6 +68,13 @@ class Child:
         self._begun: list[tuple[int, PendingSave | None]] = []  # by `BeginSave`; None has ended
         self._saves_in_background = False
         self.journal.on_acknowledged = self._acknowledged
+        self._watch_early()
+
+    def _watch_early(self) -> None:
+        """Let injectors watch before anything runs that have to, to hit what began before them."""
+        names = {fault.injector for op in self.program.ops for fault in messages.faults_of(op)}
+        for injector in sorted(names):
+            getattr(_attribute(injector), "watch", lambda: None)()
 
     def _first_job(self, spec: messages.JobSpec) -> Any:  # noqa: ANN401
         """Build the job; where that fails no manager has been called, and the process says so."""
@@ -164,8 +171,7 @@ class Child:
     def arm(self, faults: Sequence[messages.Fault]) -> None:
         """Install fault injectors."""
         for fault in faults:
-            module, _, name = fault.injector.partition(":")
-            injector = getattr(importlib.import_module(module), name)(
+            injector = _attribute(fault.injector)(
                 root=self.root, journal=self.journal, **fault.args
             )
             injector.install()
@@ -342,7 +348,8 @@ class Child:
         self.arm(op.faults)
         self.journal.begun(step)
         with self._noting_failure(step):
-            pending = pending_save(self.opened.save_async(self.job, step))
+            begin = getattr(self.opened, "save_async", self.opened.save)
+            pending = pending_save(begin(self.job, step))
         if pending is not None:
             held = [fault.await_first() for fault in self.faults if hasattr(fault, "await_first")]
             result["is_held"] = any(held)
@@ -471,8 +478,13 @@ class Child:
 
     def op_probe(self, op: messages.Probe, result: Draft) -> None:
         """Run `module:function(child, **args)` and keep its plain value."""
-        module, _, name = op.probe.partition(":")
-        result["value"] = getattr(importlib.import_module(module), name)(self, **op.args)
+        result["value"] = _attribute(op.probe)(self, **op.args)
+
+
+def _attribute(place: str) -> Any:  # noqa: ANN401  an injector or a probe
+    """Import what is named as `module:attribute`."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
