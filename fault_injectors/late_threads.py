@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     Function = Callable[..., object]
 
 ARRIVAL = 2.0  # seconds
-ITEM: Any = vars(pools)["_WorkItem"]  # what a pool's thread takes up has no public class
+PATIENCE = 0.5  # seconds
+# What a pool's thread takes up, and what it runs, have no public names.
+ITEM: Any = vars(pools)["_WorkItem"]
+WORKER: Any = vars(pools)["_worker"]
 CALLS: tuple[tuple[Any, str], ...] = (
     (threading.Thread, "start"),
     (threading.Thread, "join"),
@@ -40,7 +43,7 @@ class LateThreads(Injector):
     """Lets the thread that arms it go first, and every other one stand.
 
     Arguments: with `reverse` those that stand go on one at a time, the last one first; the next one
-    does when that one ends, or waits for something.
+    does when that one ends, or waits for longer than `PATIENCE`: then it may wait for one of them.
     """
 
     name = "late-threads"
@@ -118,7 +121,13 @@ class LateThreads(Injector):
     # -- what is replaced -------------------------------------------------------------------------
 
     def before_start(self, thread: threading.Thread) -> None:
-        """Let a thread stand before it runs; the caller waits only until it exists."""
+        """Let a thread stand before it runs; the caller waits only until it exists.
+
+        One of a pool stands with its first item: which thread takes which is open until then.
+        """
+        self._is_starting = threading.get_ident() == self.caller
+        if vars(thread).get("_target") is WORKER:
+            return
         run = thread.run
 
         def late() -> None:
@@ -128,7 +137,6 @@ class LateThreads(Injector):
             self._next()
 
         vars(thread)["run"] = late
-        self._is_starting = threading.get_ident() == self.caller
 
     def after_start(self) -> None:
         """The thread exists."""
@@ -143,13 +151,19 @@ class LateThreads(Injector):
         self._next()
 
     def before_wait(self, timeout: float | None) -> None:
-        """Let others go on before a thread waits; to wait for no time is only a look."""
-        if timeout == 0:
-            return
-        if threading.get_ident() != self.caller:
-            self._next()
-        elif not self._is_starting:
+        """Let others go on before the caller waits; to wait for no time is only a look."""
+        is_caller = threading.get_ident() == self.caller
+        if timeout != 0 and is_caller and not self._is_starting:
             self.let_go()
+
+    def is_patient(self, timeout: float | None) -> bool:
+        """Return whether a thread first waits for `PATIENCE`, and then lets the next one go."""
+        in_turn = self.reverse and self.is_open and threading.get_ident() != self.caller
+        return in_turn and (timeout is None or timeout > PATIENCE)
+
+    def after_patience(self) -> None:
+        """Let the next one go: it may be the one that is waited for."""
+        self._next()
 
     def after_wake(self, condition: Any) -> None:  # noqa: ANN401  a Condition
         """Wake a thread late: without the lock, as one stands that has not been woken yet."""
@@ -209,6 +223,9 @@ class Watch:
     ) -> object:
         if late := self.late:
             late.before_wait(timeout)
+            if late.is_patient(timeout):
+                real(thread, PATIENCE)
+                late.after_patience()
         return real(thread, timeout)
 
     def _sleep(self, real: Function, seconds: float) -> object:
@@ -217,9 +234,12 @@ class Watch:
         return real(seconds)
 
     def _wait(self, real: Function, condition: object, timeout: float | None = None) -> object:
+        result: object = False
         if late := self.late:
             late.before_wait(timeout)
-        result = real(condition, timeout)
+            if late.is_patient(timeout) and not (result := real(condition, PATIENCE)):
+                late.after_patience()
+        result = result or real(condition, timeout)
         if late := self.late:  # it may have come meanwhile
             late.after_wake(condition)
         return result

@@ -146,6 +146,20 @@ def test_the_last_one_goes_first(make: Callable[..., Any]) -> None:
     assert seen == [4, 3, 2, 1, 0]
 
 
+def test_items_of_a_pool_change_their_order(make: Callable[..., Any]) -> None:
+    """Two items in two threads: the second one ends first."""
+    late = make(reverse=True)
+    seen: list[int] = []
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(seen.append, 1)
+        assert late.await_first()
+        pool.submit(seen.append, 2)
+        while late.calls < 2:
+            assert late.await_first()
+        late.let_go()
+    assert seen == [2, 1]
+
+
 def test_in_reverse_order_one_that_waits_lets_the_next_one_go(make: Callable[..., Any]) -> None:
     """The last one waits for the first; both end."""
     late, first = make(reverse=True), threading.Event()
