@@ -31,6 +31,7 @@ AT_CALL: Mapping[str, str] = {
     "fsync": "patched_calls:FSYNC",
     "collecting": "collecting:Collecting",
     "cross-device": "cross_device:CrossDevice",
+    "late-threads": "late_threads:LateThreads",
     "stale-listing": "stale_listing:StaleListing",
     "system-call": "system_call:SystemCall",
     "slow-disk": "slow_disk:SlowDisk",

@@ -1,6 +1,8 @@
 """A training checkpoint manager, written to be read: correct, short, and standing alone."""
 
+from ckpt_conformance.reference_impl.background import SaveHandle
 from ckpt_conformance.reference_impl.errors import (
+    BackgroundSaveFailed,
     CheckpointDamaged,
     CheckpointError,
     CheckpointMismatch,
@@ -33,6 +35,7 @@ from ckpt_conformance.reference_impl.train_state import (
 )
 
 __all__ = [
+    "BackgroundSaveFailed",
     "CheckpointDamaged",
     "CheckpointError",
     "CheckpointManager",
@@ -48,6 +51,7 @@ __all__ = [
     "RankLost",
     "Refusal",
     "ReshardReport",
+    "SaveHandle",
     "SaveRefused",
     "Stateful",
     "build_train_state",

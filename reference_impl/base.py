@@ -10,9 +10,10 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
 from ckpt_conformance.reference_impl import durable, layout
+from ckpt_conformance.reference_impl.background import BackgroundSaves
 from ckpt_conformance.reference_impl.manifest import check_config
 from ckpt_conformance.reference_impl.ranks import TIMEOUT, Ranks, ranks_of
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RUN_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+AsyncMode = Literal["disabled", "async", "async_with_pinned_mem"]
+"""How `save_async` saves: before it returns; in a thread; there, with copies of a GPU's tensors in
+page-locked memory (K018)."""
 
 
 class ManagerBase:
@@ -45,6 +50,8 @@ class ManagerBase:
         is_milestone: Callable[[int], bool] | None = None,
         group: ProcessGroup | None = None,
         timeout: float = TIMEOUT,
+        async_mode: AsyncMode = "async",
+        max_pending: int = 1,
     ) -> None:
         """Manage the checkpoints of one run in one directory. Nothing is written yet.
 
@@ -65,10 +72,16 @@ class ManagerBase:
                 same order; by default all of torch.distributed, where it is initialised. The
                 first of them alone publishes, rotates, mirrors and deletes.
             timeout: seconds that ranks wait for each other: longer than the longest write of one.
+            async_mode: what `save_async` does.
+            max_pending: how many saves of `save_async` may wait or go on at a time. Each holds a
+                copy of the state in memory; one more waits until there is room.
 
         Raises:
             SaveRefused: a configuration that JSON does not keep.
+            ValueError: a mode that is none, or a number of saves below 1.
         """
+        if async_mode not in get_args(AsyncMode):
+            raise ValueError(f"async_mode is {async_mode!r}: give one of {get_args(AsyncMode)}")
         # Absolute: a job that changes its working directory still saves to one place.
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - links in it are left as they are
         self.use_dcp = use_dcp
@@ -81,6 +94,8 @@ class ManagerBase:
         self._run_id = run_id
         self._group, self._timeout = group, timeout
         self._ranks: Ranks | None = None
+        self.async_mode: AsyncMode = async_mode
+        self.background = BackgroundSaves(max_pending)
 
     @property
     def ranks(self) -> Ranks | None:

@@ -97,10 +97,24 @@ class Encoder:
         shards: by the identity of an encoded tensor, the part of a distributed one that it is.
     """
 
-    def __init__(self) -> None:
-        """Begin with no tensor seen."""
+    def __init__(self, *, copies: bool = False, pinned: bool = False) -> None:
+        """Begin with no tensor seen.
+
+        Args:
+            copies: every tensor is copied, so that the job may change its own while the copy is
+                written. Call `finish` before it does.
+            pinned: copies of a GPU's tensors lie in page-locked memory, and are made while the
+                next ones are encoded.
+        """
         self.shards: dict[int, Shard] = {}
         self._seen: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._copies, self._pinned = copies, pinned
+        self._copying: set[torch.device] = set()
+
+    def finish(self) -> None:
+        """Wait for the copies that a GPU still makes."""
+        while self._copying:
+            torch.cuda.synchronize(self._copying.pop())
 
     def encode(self, value: Tree, path: Path = ()) -> Tree:
         """Copy a state; tensors become dense, contiguous CPU tensors with the same bits.
@@ -110,8 +124,8 @@ class Encoder:
             path: where it stands, for messages.
 
         Returns:
-            New containers of the same types. A tensor that needs no change is not copied: a
-            synchronous save has written it before it returns.
+            New containers of the same types. Without `copies` a tensor that needs no change is not
+            copied: a synchronous save has written it before it returns.
 
         Raises:
             SaveRefused: a type that `weights_only=True` does not rebuild, a tensor that is not
@@ -144,7 +158,7 @@ class Encoder:
         _check_tensor(local, path)
         key = (shard, local.device, local.data_ptr(), local.stride(), local.dtype)
         if key not in self._seen or local.data_ptr() == 0:
-            self._seen[key] = (local, dense(local))
+            self._seen[key] = (local, self._dense(local))
         encoded = self._seen[key][1]
         self.shards[id(encoded)] = shard
         return encoded
@@ -165,8 +179,23 @@ class Encoder:
         if value.data_ptr() == 0:  # an empty tensor has no address: it is tied to nothing (Q01)
             return dense(value)
         if key not in self._seen:
-            self._seen[key] = (value, dense(value))
+            self._seen[key] = (value, self._dense(value))
         return self._seen[key][1]
+
+    def _dense(self, value: torch.Tensor) -> torch.Tensor:
+        """Like `dense`; with `copies` in memory that the job does not have."""
+        if self._pinned and value.is_cuda:
+            return self._begin_copy(value)
+        tensor = dense(value)
+        is_the_jobs = tensor.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        return tensor.clone() if self._copies and is_the_jobs else tensor
+
+    def _begin_copy(self, value: torch.Tensor) -> torch.Tensor:
+        """Begin to copy a tensor of a GPU into page-locked memory; `finish` waits for it."""
+        whole = value.detach().resolve_conj().resolve_neg().contiguous()
+        self._copying.add(value.device)
+        copy = torch.empty_like(whole, device="cpu", pin_memory=True)
+        return copy.copy_(whole, non_blocking=True)
 
 
 def encode(value: Tree, path: Path = ()) -> Tree:
@@ -177,6 +206,8 @@ def encode(value: Tree, path: Path = ()) -> Tree:
 def _encode_leaf(value: Tree, path: Path) -> Tree:
     """Encode a value that holds no others; NumPy's scalars and empty bytes get a tag."""
     kind = type_of(value)
+    if kind is bytearray:  # the job may change it while it is written
+        return bytearray(value)
     if kind is bytes and not value:  # pickled by a name that a safe load does not know
         return {TAG: "bytes", "value": []}
     if kind in _ATOMS or (kind is int and value.bit_length() <= MAX_INT_BITS):

@@ -39,6 +39,30 @@ class CheckpointMismatch(CheckpointError):  # noqa: N818 - part of the fixed pub
     """A whole checkpoint does not fit this job: keys, shapes, dtypes, ties or components."""
 
 
+class BackgroundSaveFailed(CheckpointError):  # noqa: N818 - named like the others
+    """A save that went on in the background failed, and nobody had asked: its step is not there.
+
+    It is raised from that error, by the next save or by `close`. The next save was not begun, so
+    that a loop that catches this can make it again.
+
+    Attributes:
+        steps: those whose saves failed.
+    """
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        """Name the steps."""
+        named = ", ".join(map(str, steps))
+        super().__init__(
+            f"the save of step {named} in the background failed: no checkpoint of it is there; "
+            f"older ones are. Call `wait` of what `save_async` returns to learn it sooner",
+        )
+        self.steps = tuple(steps)
+
+    def __reduce__(self) -> tuple[type[BackgroundSaveFailed], tuple[tuple[int, ...]]]:
+        """Let it travel between processes, as errors of workers do."""
+        return type(self), (self.steps,)
+
+
 class SaveRefused(CheckpointError):  # noqa: N818 - part of the fixed public API
     """The state holds what a safe load would refuse; found before anything is written."""
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.reference_impl import layout, resolve, snapshot
+from ckpt_conformance.reference_impl.background import SaveHandle, ended, outcome_of
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
 from ckpt_conformance.reference_impl.loading import Destinations, LoadResult, ReshardReport
@@ -23,7 +24,7 @@ from ckpt_conformance.reference_impl.ranks_saving import RankSaving
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import Tree
@@ -81,11 +82,53 @@ class CheckpointManager(RankSaving, RankLoading):
             "extra": extra,
             "stateful": stateful,
         }
-        if self.ranks is not None:
-            return self.save_on_ranks(self.ranks, step, parts)
-        state = self.capture(step, **parts)
-        state.refuse_parts()
-        return self.save_snapshot(state).path
+        self.background.finish()
+        self.background.raise_untold()
+        return self.save_parts(step, parts)
+
+    def save_async(  # noqa: PLR0913 - these are the parts of a job
+        self,
+        step: int,
+        *,
+        model: Stateful,
+        optimizers: Mapping[str, Stateful] | Stateful | None = None,
+        scheduler: Stateful | Mapping[str, Stateful] | None = None,
+        dataloader: Stateful | None = None,
+        tokens_seen: int = 0,
+        extra: Mapping[str, Tree] | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+    ) -> SaveHandle:
+        """Copy the state of a job, return, and save the copy while the job trains on.
+
+        Nothing that the job does after the call changes what is saved. `latest` and rotation come
+        after the commit, as in `save`. With as many saves under way as `max_pending` says it waits
+        for the oldest first. On several ranks every one calls it.
+
+        Args:
+            step: as of `save`, and so are all others.
+
+        Returns:
+            The handle of this save: `wait()` returns once the checkpoint survives a power loss.
+
+        Raises:
+            BackgroundSaveFailed: an earlier one failed, and nobody was told; this one did not
+                begin.
+            SaveRefused: the state holds what a safe load would refuse; of several ranks `wait` and
+                `exception` of every one tell it.
+        """
+        parts: SavedParts = {
+            "model": model,
+            "optimizers": optimizers,
+            "scheduler": scheduler,
+            "dataloader": dataloader,
+            "tokens_seen": tokens_seen,
+            "extra": extra,
+            "stateful": stateful,
+        }
+        self.background.make_room()
+        if self.async_mode == "disabled":
+            return ended(step, self.save_parts(step, parts))
+        return self.background.begin(step, self.captured(step, parts))
 
     def load(  # noqa: PLR0913 - these are the parts of a job
         self,
@@ -131,6 +174,7 @@ class CheckpointManager(RankSaving, RankLoading):
             {f"stateful/{name}": component for name, component in (stateful or {}).items()},
         )
         refused: list[Refusal] = []
+        self.background.finish()
         if self.ranks is not None:
             request = LoadRequest(reference, step, require_kind, set(allow_missing))
             return self.load_on_ranks(self.ranks, job, request, refused)
@@ -152,13 +196,42 @@ class CheckpointManager(RankSaving, RankLoading):
         return resolve.find_local_checkpoint_steps(self.root)
 
     def close(self) -> None:
-        """Let the mirror finish, and end the connections to the other ranks."""
-        if self.mirror is not None:
-            self.mirror.close()
-        if self._ranks is not None:
-            self._ranks.close()
+        """Finish saves in the background, let the mirror finish, end connections to other ranks.
+
+        Raises:
+            BackgroundSaveFailed: a save in the background failed, and nobody was told.
+        """
+        try:
+            self.background.close()
+        finally:
+            if self.mirror is not None:
+                self.mirror.close()
+            if self._ranks is not None:
+                self._ranks.close()
 
     # ---- the order of a save ---------------------------------------------------------------------
+
+    def save_parts(self, step: int, parts: SavedParts) -> Path:
+        """Capture and save, in this thread."""
+        if self.ranks is not None:
+            return self.save_on_ranks(self.ranks, step, lambda: self.bring(step, parts))
+        state = self.capture(step, **parts)
+        state.refuse_parts()
+        return self.save_snapshot(state).path
+
+    def captured(self, step: int, parts: SavedParts) -> Callable[[], Path]:
+        """Copy the state in this thread; return what saves the copy, in another one.
+
+        On several ranks an error of one is told to all of them by that: none may miss the exchange.
+        """
+        ranks = self.ranks
+        if ranks is None:
+            state = self.capture(step, **parts, copies=True)
+            state.refuse_parts()
+            return lambda: self.save_snapshot(state).path
+        ranks.connect(f"save of step {step}")  # no other thread may use the job's store for that
+        brought = outcome_of(lambda: self.bring(step, parts, copies=True))
+        return lambda: self.save_on_ranks(ranks, step, brought.result)
 
     def save_snapshot(self, state: Snapshot) -> CheckpointReference:
         """Write, publish, update `latest`, and only then rotate and mirror (C01, C02, B01)."""

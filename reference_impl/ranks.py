@@ -100,7 +100,7 @@ class Ranks:
             RankFailed: on every rank, if any failed.
             RankLost: a rank died or did not answer in time.
         """
-        self._connect(what)  # first: a rank that dies in its part is missed at once then
+        self.connect(what)  # first: a rank that dies in its part is missed at once then
         own_error: BaseException | None = None
         result: Any = None
         outcome: dict[str, Json] = {"what": what}
@@ -225,7 +225,7 @@ class Ranks:
 
     def send_memory(self, what: str, rank: int, memory: memoryview) -> None:
         """Send memory to a rank, which has to call `receive_memory` for as much."""
-        connections = self._connect(what)
+        connections = self.connect(what)
         wait = timedelta(seconds=self.timeout + min(_GRACE, self.timeout))
         try:
             for piece in _pieces(memory):
@@ -241,7 +241,7 @@ class Ranks:
         until: float | None = None,
     ) -> None:
         """Fill memory with what a rank sends; `until` is a time of `time.monotonic`."""
-        connections = self._connect(what)
+        connections = self.connect(what)
         until = time.monotonic() + self.timeout if until is None else until
         try:
             for piece in _pieces(memory):
@@ -252,7 +252,7 @@ class Ranks:
 
     # ---- connections ---------------------------------------------------------------------------
 
-    def _connect(self, what: str) -> Any:  # noqa: ANN401  gloo's class has no types
+    def connect(self, what: str) -> Any:  # noqa: ANN401  gloo's class has no types
         """The connections of this group, made at the first call.
 
         Not by `dist.new_group`: with local synchronisation it gives the name of a group that was

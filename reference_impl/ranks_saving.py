@@ -66,7 +66,7 @@ from ckpt_conformance.reference_impl.shards import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.snapshot import Snapshot
     from ckpt_conformance.reference_impl.train_state import SavedParts
+
+    Bring = Callable[[], tuple[Snapshot, Own]]  # captures a rank's state
 
 
 class FlatSaving(Retention):
@@ -170,15 +172,20 @@ class FlatSaving(Retention):
 class RankSaving(FlatSaving):
     """Capture, write and publish on several ranks."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
+    def save_on_ranks(self, ranks: Ranks, step: int, bring: Bring) -> Path:
         """Save a job that runs on several ranks; every rank calls it.
+
+        Args:
+            ranks: those of the job.
+            step: of the save.
+            bring: captures this rank's state; what it raises becomes an error of all ranks.
 
         Returns:
             As for one process: the model file, or the DCP directory.
         """
         what = f"save of step {step}"
         try:
-            reference = self.save_together(ranks, what, step, parts)
+            reference = self.save_together(ranks, what, step, bring)
         except BaseException:
             if ranks.leads:
                 self.abandon()
@@ -190,12 +197,10 @@ class RankSaving(FlatSaving):
         ranks: Ranks,
         what: str,
         step: int,
-        parts: SavedParts,
+        bring: Bring,
     ) -> CheckpointReference:
         """Carry out the protocol that this module's first lines describe."""
-        (state, own), reports = ranks.together(
-            what, lambda: self.bring(step, parts), lambda brought: self.describe(*brought)
-        )
+        (state, own), reports = ranks.together(what, bring, lambda brought: self.describe(*brought))
         if not ranks.lead(f"{what}: compare", lambda: self.agree(reports)):
             _, outlines = ranks.together(f"{what}: differences", lambda: own.outline, dict)
             ranks.lead(f"{what}: compare", lambda: refuse_difference(outlines))
@@ -221,9 +226,9 @@ class RankSaving(FlatSaving):
 
     # ---- what a rank brings --------------------------------------------------------------------
 
-    def bring(self, step: int, parts: SavedParts) -> tuple[Snapshot, Own]:
+    def bring(self, step: int, parts: SavedParts, *, copies: bool = False) -> tuple[Snapshot, Own]:
         """Capture this rank's state and take its tensors out; nothing is sent or written."""
-        state = self.capture(step, **parts)
+        state = self.capture(step, **parts, copies=copies)
         return state, take_apart(state, dcp=self.use_dcp)
 
     def describe(self, state: Snapshot, own: Own) -> Json:

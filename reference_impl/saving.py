@@ -62,10 +62,12 @@ class Saving(ManagerBase):
         tokens_seen: int = 0,
         extra: Mapping[str, Tree] | None = None,
         stateful: Mapping[str, Stateful] | None = None,
+        copies: bool = False,
     ) -> Snapshot:
         """Take the state of a job, checked, before anything is written.
 
-        Nothing of the job changes: state is read, never initialised, stepped or drawn (G02).
+        Nothing of the job changes: state is read, never initialised, stepped or drawn (G02). With
+        `copies` it shares no memory with the job, which may train on while it is written.
 
         Raises:
             SaveRefused: a value that a safe load would refuse, by key and type.
@@ -74,7 +76,9 @@ class Saving(ManagerBase):
         step, tokens_seen = int(index(step)), int(index(tokens_seen))
         if step < 0 or tokens_seen < 0:
             raise ValueError(f"step {step} and tokens_seen {tokens_seen} are counts")
-        encoder = Encoder()
+        encoder = Encoder(
+            copies=copies, pinned=copies and self.async_mode == "async_with_pinned_mem"
+        )
         by_id = snapshot.by_id(optimizers, "optimizer")
         model_state = self.capture_model(model)
         extra_state = self.capture_train_state(step, tokens_seen, scheduler, dataloader, extra)
@@ -83,6 +87,7 @@ class Saving(ManagerBase):
         if by_id:
             documents["optim"] = encoder.encode(self.capture_optimizers(by_id))
         documents["extra"] = encoder.encode(extra_state)
+        encoder.finish()
         components: dict[str, ComponentFacts] = {
             **{name: {} for name in snapshot.ALWAYS_SAVED},
             **{

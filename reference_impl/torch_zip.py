@@ -387,9 +387,12 @@ def _encode_bytes(text: str, _: str) -> bytes:
     return text.encode("latin1")
 
 
-def _bytearray(text: str = "", _: str = "latin-1") -> bytearray:
-    """Stand-in for bytearray, which would also allocate any number of bytes."""
-    return bytearray(text.encode("latin1"))
+def _bytearray(content: str | bytes = b"", _: str = "latin-1") -> bytearray:
+    """Stand-in for bytearray, which would also allocate any number of bytes.
+
+    Protocol 2 gives it bytes, as `_encode_bytes` makes them, or a text where there is nothing.
+    """
+    return bytearray(content if isinstance(content, bytes) else content.encode("latin1"))
 
 
 _CONSTRUCTORS: dict[tuple[str, str], Callable[..., object]] = {

@@ -5,7 +5,7 @@ What is saved is Stateful objects, into a directory for each step or into a sing
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -57,6 +57,7 @@ class Directories:
     per_step: bool = True
     threads: int = 1
     in_background: bool = False
+    unfinished: list[FutureSave] = field(default_factory=list[FutureSave])
 
     def path(self, step: int) -> Path:
         """Name the directory of a step."""
@@ -69,12 +70,20 @@ class Directories:
 
     def save(self, job: TrainingJob, step: int) -> FutureSave | None:
         """Save everything and the step; return the future of what is written in the background."""
+        self.finish()
         writer = FileSystemWriter(self.path(step), thread_count=self.threads)
-        if self.in_background:
-            saver: Any = state_dict_saver
-            return FutureSave(saver.async_save(self.parts(job, step), storage_writer=writer))
-        state_dict_saver.save(self.parts(job, step), storage_writer=writer)
-        return None
+        saver: Any = state_dict_saver
+        if not self.in_background:
+            saver.save(self.parts(job, step), storage_writer=writer)
+            return None
+        pending = FutureSave(saver.async_save(self.parts(job, step), storage_writer=writer))
+        self.unfinished.append(pending)
+        return pending
+
+    def finish(self) -> None:
+        """Wait for the save that goes on, as the tutorial does before the next one."""
+        while self.unfinished:
+            self.unfinished.pop().wait()
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Load in place; only what never had a gradient may lack optimizer state.
@@ -101,7 +110,8 @@ class Directories:
         return [step for step in state.values() if step >= 0]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Wait for the save that goes on."""
+        self.finish()
 
 
 recipe = partial(
@@ -126,7 +136,7 @@ threads = recipe(
 )
 background = recipe(
     name="dcp-async",
-    capabilities=PER_STEP | RANKS,
+    capabilities=PER_STEP | RANKS | {Capability.ASYNC},
     recipe=f"dcp.async_save, waited for before the next save, a directory per step ({ASYNC})",
     manager=partial(Directories, in_background=True),
 )

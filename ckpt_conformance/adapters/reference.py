@@ -24,6 +24,7 @@ from ckpt_conformance.subject import discovery_properties
 
 if TYPE_CHECKING:
     from ckpt_conformance.contract import OpenOptions, TrainingJob
+    from ckpt_conformance.reference_impl import SaveHandle
     from ckpt_conformance.reference_impl.layout import Kind
 
 
@@ -37,6 +38,10 @@ class ReferenceManager:
     def save(self, job: TrainingJob, step: int) -> None:
         """Save with the job's extra dict."""
         self.manager.save(step, **parts(job), extra=job.extra.state_dict())
+
+    def save_async(self, job: TrainingJob, step: int) -> SaveHandle:
+        """Save in the background, with the job's extra dict."""
+        return self.manager.save_async(step, **parts(job), extra=job.extra.state_dict())
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Load and hand the extra dict back to the job."""

@@ -33,6 +33,7 @@ class Capability(StrEnum):
     RESHARD = "reshard"  # a checkpoint loads into another world size and layout; see `resharding`
     PLANT = "plant"  # plant(step): a step without payload that discovery names, by Python only
     RESEAL = "reseal"  # reseal(step): its own checksums are renewed, whatever its files hold now
+    ASYNC = "async"  # save_async, or save itself, gives a PendingSave: it goes on while one trains
 
 
 class Feature(StrEnum):
@@ -139,7 +140,8 @@ class Journal(Protocol):
 class PendingSave(Protocol):
     """A save that goes on in the background, while the job trains on.
 
-    The harness waits for it before the next save and at the end of the run, as jobs do.
+    The harness waits for it before the next save and at the end of the run, as jobs do; checks of
+    the capability `async` begin further saves, close the manager or end the process meanwhile.
     """
 
     def wait(self) -> object:
@@ -182,6 +184,8 @@ class Manager(Protocol):
     `job.model`, `job.loader`, `job.optimize` and what is in `job.optimizers` and `job.schedulers`.
     A process may open a second manager, for a job that the first one has wrapped.
     `settle()` is called before `close()`, and waits for what `close()` does not wait for.
+    With the capability `async` there is `save_async(job, step)`, which returns a `PendingSave`,
+    unless `save` itself does.
     """
 
     def save(self, job: TrainingJob, step: int) -> PendingSave | None:

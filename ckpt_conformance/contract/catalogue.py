@@ -31,6 +31,7 @@ FAMILIES: Mapping[str, str] = {
     "VERS": "versions and formats",
     "SECU": "untrusted input",
     "SIDE": "save has no side effects",
+    "ASYN": "saves in the background",
 }
 
 PROFILES: Mapping[str, str] = {
@@ -45,6 +46,7 @@ PROFILES: Mapping[str, str] = {
     "intent": "an explicit request is honoured or refused, never replaced",
     "distributed": "several ranks save and load one checkpoint, also in another layout",
     "security": "a checkpoint is data: it runs no code and leads nowhere else",
+    "async": "a save in the background saves what the job had when it began, and is told as it is",
     "versions": "what one release of torch wrote another one loads, or refuses in words",
 }
 

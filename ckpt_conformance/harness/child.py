@@ -24,7 +24,7 @@ from ckpt_conformance.contract.journal import ChildJournal
 from ckpt_conformance.harness import messages, preload, rank_group
 from ckpt_conformance.harness.gate import Gate as UploadGate
 from ckpt_conformance.harness.messages import Program, Report
-from ckpt_conformance.harness.pending_saves import pending_save, wait_for
+from ckpt_conformance.harness.pending_saves import pending_save, wait_for, wait_until_done
 from ckpt_conformance.processes import lifecycle, unix_sockets
 from ckpt_conformance.trace import sources
 from ckpt_conformance.workload import devices
@@ -33,6 +33,7 @@ from ckpt_conformance.workload.job import Job
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from ckpt_conformance.contract import PendingSave
     from ckpt_conformance.harness.messages import AnyOp, AnyResult, Error, FaultReport
 
     Draft = dict[str, object]  # the fields of a result, as far as they are known
@@ -64,8 +65,16 @@ class Child:
         self._opened: Any = None
         self._prepared: Any = None  # the job that the open manager has prepared
         self._pending: tuple[int, Any] | None = None  # step and PendingSave
+        self._begun: list[tuple[int, PendingSave | None]] = []  # by `BeginSave`; None has ended
         self._saves_in_background = False
         self.journal.on_acknowledged = self._acknowledged
+        self._watch_early()
+
+    def _watch_early(self) -> None:
+        """Let injectors watch before anything runs that have to, to hit what began before them."""
+        names = {fault.injector for op in self.program.ops for fault in messages.faults_of(op)}
+        for injector in sorted(names):
+            getattr(_attribute(injector), "watch", lambda: None)()
 
     def _first_job(self, spec: messages.JobSpec) -> Any:  # noqa: ANN401
         """Build the job; where that fails no manager has been called, and the process says so."""
@@ -162,8 +171,7 @@ class Child:
     def arm(self, faults: Sequence[messages.Fault]) -> None:
         """Install fault injectors."""
         for fault in faults:
-            module, _, name = fault.injector.partition(":")
-            injector = getattr(importlib.import_module(module), name)(
+            injector = _attribute(fault.injector)(
                 root=self.root, journal=self.journal, **fault.args
             )
             injector.install()
@@ -333,6 +341,58 @@ class Child:
         finally:
             result["faults"] = self.disarm()
 
+    def op_begin_save(self, op: messages.BeginSave, result: Draft) -> None:
+        """Begin to save, and do not wait; the faults stay armed."""
+        step = self.job.step if op.step is None else op.step
+        self.prepare()
+        self.arm(op.faults)
+        self.journal.begun(step)
+        with self._noting_failure(step):
+            begin = getattr(self.opened, "save_async", self.opened.save)
+            pending = pending_save(begin(self.job, step))
+        if pending is not None:
+            held = [fault.await_first() for fault in self.faults if hasattr(fault, "await_first")]
+            result["is_held"] = any(held)
+            result["goes_on"] = not pending.done()
+        self._begun.append((step, pending))
+
+    def op_end_saves(self, op: messages.EndSaves, result: Draft) -> None:
+        """Let what is held go on, and wait for the saves that were begun."""
+        self.let_go()
+        begun, self._begun = self._begun, []
+        try:
+            if op.asks:
+                result["saves"] = tuple(self._ended(*one) for one in begun)
+            else:
+                wait_until_done(pending for _, pending in begun)
+        finally:
+            result["faults"] = self.disarm()
+
+    def let_go(self) -> None:
+        """Let each injector that holds something let it go on."""
+        for injector in self.faults:
+            getattr(injector, "let_go", lambda: None)()
+
+    def _ended(self, step: int, pending: PendingSave | None) -> messages.EndedSave:
+        """Wait for one save, as jobs do, and ask its handle once more."""
+        if pending is None:
+            self.journal.acknowledged(step)
+            return messages.EndedSave(step=step, done=True)
+        done = bool(pending.done())
+        errors = [self._asked(pending), self._asked(pending)]
+        if errors[0] is None:
+            self.journal.acknowledged(step)
+        else:
+            self.journal.failed(step, RuntimeError(errors[0].message))
+        return messages.EndedSave(step=step, done=done, error=errors[0], again=errors[1])
+
+    def _asked(self, pending: PendingSave) -> Error | None:
+        try:
+            wait_for(pending)
+        except Exception as error:  # noqa: BLE001  whatever a save ends with
+            return self.describe(error)
+        return None
+
     def op_load(self, op: messages.Load, result: Draft) -> None:
         """Load into the live job."""
         self.arm(op.faults)
@@ -418,8 +478,13 @@ class Child:
 
     def op_probe(self, op: messages.Probe, result: Draft) -> None:
         """Run `module:function(child, **args)` and keep its plain value."""
-        module, _, name = op.probe.partition(":")
-        result["value"] = getattr(importlib.import_module(module), name)(self, **op.args)
+        result["value"] = _attribute(op.probe)(self, **op.args)
+
+
+def _attribute(place: str) -> Any:  # noqa: ANN401  an injector or a probe
+    """Import what is named as `module:attribute`."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def chain(error: BaseException | None) -> list[BaseException]:

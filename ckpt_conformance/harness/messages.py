@@ -143,6 +143,25 @@ class Save(Op, frozen=True, tag="save"):
     faults: tuple[Fault, ...] = ()
 
 
+class BeginSave(Op, frozen=True, tag="begin_save"):
+    """Begin to save in the background, as `step` or as the step of the job, and do not wait.
+
+    The faults hold until the next `EndSaves`.
+    """
+
+    step: int | None = None
+    faults: tuple[Fault, ...] = ()
+
+
+class EndSaves(Op, frozen=True, tag="end_saves"):
+    """Let what a fault holds go on, and wait for the saves that were begun, in their order.
+
+    Without `asks` nobody asks how they ended, as in a job that dropped their handles.
+    """
+
+    asks: bool = True
+
+
 class Load(Op, frozen=True, tag="load"):
     """Load into the live job: the newest, a step, or a path."""
 
@@ -220,6 +239,8 @@ class Probe(Op, frozen=True, tag="probe", kw_only=True):
 AnyOp = (
     Run
     | Save
+    | BeginSave
+    | EndSaves
     | Load
     | Train
     | Steps
@@ -237,8 +258,8 @@ AnyOp = (
 
 
 def faults_of(op: AnyOp) -> tuple[Fault, ...]:
-    """Return the faults of an operation; only `Run`, `Save` and `Load` have any."""
-    return op.faults if isinstance(op, Run | Save | Load) else ()
+    """Return the faults of an operation; only those that save or load have any."""
+    return op.faults if isinstance(op, Run | Save | BeginSave | Load) else ()
 
 
 def named(op: AnyOp) -> list[str]:
@@ -306,6 +327,35 @@ class RunResult(Result, frozen=True, tag="run"):
 class SaveResult(Result, frozen=True, tag="save"):
     """What the faults of a save did."""
 
+    faults: tuple[FaultReport, ...] = ()
+
+
+class BeginSaveResult(Result, frozen=True, tag="begin_save"):
+    """Whether the save went on when the call had returned, and whether a fault held threads then.
+
+    `goes_on` is what its handle said, once the first thread stood.
+    """
+
+    goes_on: bool = False
+    is_held: bool = False
+
+
+class EndedSave(Message, frozen=True):
+    """How one save ended, as its handle says.
+
+    `done`: before anybody waited; `again`: what its handle said when it was asked once more.
+    """
+
+    step: int
+    done: bool
+    error: Error | None = None
+    again: Error | None = None
+
+
+class EndSavesResult(Result, frozen=True, tag="end_saves"):
+    """How each save ended that was begun, and what the faults did."""
+
+    saves: tuple[EndedSave, ...] = ()
     faults: tuple[FaultReport, ...] = ()
 
 
@@ -390,6 +440,8 @@ class ProbeResult(Result, frozen=True, tag="probe"):
 AnyResult = (
     RunResult
     | SaveResult
+    | BeginSaveResult
+    | EndSavesResult
     | LoadResult
     | TrainResult
     | StepsResult

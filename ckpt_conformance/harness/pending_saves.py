@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ckpt_conformance.contract import Manager, PendingSave, TrainingJob
+
+GLANCE = 0.001  # seconds between two looks at a save
 
 
 def pending_save(returned: object) -> PendingSave | None:
@@ -30,6 +35,13 @@ def wait_for(pending: PendingSave) -> None:
     error = pending.exception()
     if error is not None:
         raise error
+
+
+def wait_until_done(pending: Iterable[PendingSave | None]) -> None:
+    """Wait until saves have ended without asking how; None is one that ended at once."""
+    for one in pending:
+        while one is not None and not one.done():
+            threading.Event().wait(GLANCE)
 
 
 def save(manager: Manager, job: TrainingJob, step: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint
-from ckpt_conformance.processes import rendezvous
+from ckpt_conformance.processes import lifecycle, rendezvous
 
 
 def enter(_child: Any, folder: str) -> None:  # noqa: ANN401  a Child
@@ -113,6 +115,24 @@ def was_held(_child: Any, gate: str) -> bool:  # noqa: ANN401  a Child
     if not held:
         rendezvous.stand(Path(gate))
     return held
+
+
+def begin_exit_handlers(_child: Any) -> None:  # noqa: ANN401  a Child
+    """Drop the exit handlers of the server, which the child was forked with."""
+    atexit._clear()  # noqa: SLF001  it has no public name
+
+
+def end_as_interpreters_do(child: Any) -> None:  # noqa: ANN401  a Child
+    """End the process as an interpreter ends after its last line: threads first, then handlers.
+
+    What a fault holds goes on when the interpreter waits for it, so long after pools have learned
+    that nothing new may begin.
+    """
+    names: Any = vars(threading)  # what the interpreter calls has no public names
+    names["_threading_atexits"].insert(0, child.let_go)  # the last of them to be called
+    names["_shutdown"]()
+    atexit._run_exitfuncs()  # noqa: SLF001  what the interpreter calls
+    lifecycle.exit_now(0)
 
 
 def tree(child: Any) -> dict[str, str]:  # noqa: ANN401  a Child

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl import CheckpointReference
     from ckpt_conformance.reference_impl.loading import Destinations
     from ckpt_conformance.reference_impl.ranks_loading import LoadRequest
+    from ckpt_conformance.reference_impl.ranks_saving import Bring
     from ckpt_conformance.reference_impl.ranks_state import Begun, Own
     from ckpt_conformance.reference_impl.snapshot import Snapshot
-    from ckpt_conformance.reference_impl.train_state import SavedParts
 
 # -- in a save -------------------------------------------------------------------------------------
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 class WaitsForTheLost(CheckpointManager):
     """Has no end for a barrier that somebody left."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
+    def save_on_ranks(self, ranks: Ranks, step: int, bring: Bring) -> Path:
         """Save; if a rank is lost, wait."""
         try:
-            return super().save_on_ranks(ranks, step, parts)
+            return super().save_on_ranks(ranks, step, bring)
         except RankLost:
             signal.pause()
             raise
@@ -61,10 +61,10 @@ class WaitsForTheLost(CheckpointManager):
 class TransportError(CheckpointManager):
     """Lets an error of the connections pass for one of the save."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
+    def save_on_ranks(self, ranks: Ranks, step: int, bring: Bring) -> Path:
         """Save; a lost rank is a broken connection."""
         try:
-            return super().save_on_ranks(ranks, step, parts)
+            return super().save_on_ranks(ranks, step, bring)
         except RankLost as error:
             raise ConnectionError("Connection closed by peer") from error
 
@@ -159,7 +159,7 @@ class WritesWhereverItIs(CheckpointManager):
 class LeavesTheBarrier(CheckpointManager):
     """Raises outside of the agreement."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
+    def save_on_ranks(self, ranks: Ranks, step: int, bring: Bring) -> Path:
         """Save, with agreements that a rank can walk out of."""
         agreeing: Any = ranks
         together = agreeing.together
@@ -170,7 +170,7 @@ class LeavesTheBarrier(CheckpointManager):
 
         agreeing.together = loose
         try:
-            return super().save_on_ranks(ranks, step, parts)
+            return super().save_on_ranks(ranks, step, bring)
         finally:
             agreeing.together = together
 
@@ -342,10 +342,10 @@ class PublishesBeforeTheOthers(WritesElsewhere):
         return report
 
     def save_together(
-        self, ranks: Ranks, what: str, step: int, parts: SavedParts
+        self, ranks: Ranks, what: str, step: int, bring: Bring
     ) -> CheckpointReference:
         """Save; then the other ranks fill what is published."""
-        reference = super().save_together(ranks, what, step, parts)
+        reference = super().save_together(ranks, what, step, bring)
         try:
             ranks.together(f"{what}: late", lambda: self.write_late(reference.directory))
         except BaseException:
@@ -376,7 +376,7 @@ class ReturnsWhenItHasWritten(CheckpointManager):
     _own: Exception | None = None
 
     def save_together(
-        self, ranks: Ranks, what: str, step: int, parts: SavedParts
+        self, ranks: Ranks, what: str, step: int, bring: Bring
     ) -> CheckpointReference:
         """Save; what became of the others' parts and of the commit only the first rank learns."""
         self._own = None
@@ -393,7 +393,7 @@ class ReturnsWhenItHasWritten(CheckpointManager):
 
         vars(agreeing)["_tell"] = deaf
         try:
-            return super().save_together(ranks, what, step, parts)
+            return super().save_together(ranks, what, step, bring)
         finally:
             del vars(agreeing)["_tell"]
 

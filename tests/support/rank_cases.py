@@ -229,6 +229,22 @@ def save(root: str, layout: str, steps: int = 3, **settings: object) -> dict[str
     return {"path": str(path), "draws": job.draws(), "at": job.loader.at}
 
 
+def save_and_scramble(root: str, layout: str, steps: int = 3, **settings: object) -> dict[str, Any]:
+    """Save in the background, change everything at once, and let the job's own group speak."""
+    job = Job(layout, steps)
+    given: dict[str, Any] = {"use_dcp": True, "timeout": 20.0, **settings}
+    manager = CheckpointManager(root, **given)
+    extra = {"rank": job.rank, "at": steps}
+    handle = manager.save_async(steps, **job.parts, tokens_seen=100 * steps, extra=extra)
+    saved = {"draws": job.draws(), "at": job.loader.at}
+    scramble(job)
+    job.loader.at = -1
+    dist.barrier()
+    path = handle.wait()
+    manager.close()
+    return {"path": str(path), **saved}
+
+
 def load(
     root: str, layout: str, allow_missing: Collection[str] = (), **settings: object
 ) -> dict[str, Any]:

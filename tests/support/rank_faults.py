@@ -101,6 +101,18 @@ def save_faulty(root: str, layout: str, injected: Injected, **settings: object) 
     return found
 
 
+def save_faulty_in_background(root: str, layout: str, injected: Injected) -> dict[str, Any]:
+    """Save in the background, with one rank that fails at a method; then save once more."""
+    job = Job(layout, 4)
+    manager = Faulty(root, injected, use_dcp=True, timeout=20.0)
+    handles = [manager.save_async(4, **job.parts)]
+    found = outcome(handles[0].wait, job)
+    if injected["fault"] == "disk full":
+        found["again"] = outcome(lambda: manager.save_async(5, **job.parts).wait(), job)["kind"]
+        manager.close()
+    return found
+
+
 def load_faulty(
     root: str, layout: str, injected: Injected | None = None, step: int | None = None
 ) -> dict[str, Any]:

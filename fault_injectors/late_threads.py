@@ -1,0 +1,253 @@
+"""Threads that begin late: what a save does in the background has not begun when it returns.
+
+Models: a scheduler that runs the caller first, which it may: a thread that is started, an item that
+a pool takes up and a thread that is woken stand until the check lets them go on, or until the
+caller waits for anything. Then all go on, or one at a time, the last one first.
+Does not model: processes, threads of C++, a thread that never waited for a lock of Python.
+Proof: `fired`, the number of threads that stood.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import thread as pools
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.fault_injectors.injector import Injector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ckpt_conformance.contract.journal import ChildJournal
+
+    Function = Callable[..., object]
+
+ARRIVAL = 2.0  # seconds
+PATIENCE = 0.5  # seconds
+# What a pool's thread takes up, and what it runs, have no public names.
+ITEM: Any = vars(pools)["_WorkItem"]
+WORKER: Any = vars(pools)["_worker"]
+CALLS: tuple[tuple[Any, str], ...] = (
+    (threading.Thread, "start"),
+    (threading.Thread, "join"),
+    (threading.Condition, "wait"),
+    (ITEM, "run"),
+    (time, "sleep"),
+)
+
+
+class LateThreads(Injector):
+    """Lets the thread that arms it go first, and every other one stand.
+
+    Arguments: with `reverse` those that stand go on one at a time, the last one first; the next one
+    does when that one ends, or waits for longer than `PATIENCE`: then it may wait for one of them.
+    """
+
+    name = "late-threads"
+
+    def __init__(self, root: Path, journal: ChildJournal, **given: Any) -> None:  # noqa: ANN401
+        """Note who the caller is."""
+        self.reverse = bool(given.pop("reverse", False))
+        super().__init__(root, journal, **given)
+        self.caller = threading.get_ident()
+        self.is_open = False
+        self._standing: list[Any] = []  # a lock of each
+        self._is_starting = False
+        self._book = threading.Lock()
+        self._arrival = threading.Lock()  # until the first one stands
+        self._arrival.acquire()
+
+    @staticmethod
+    def watch() -> None:
+        """Watch from now on, for an injector that comes later: a thread may wait already then."""
+        _WATCH.begin()
+
+    def install(self) -> None:
+        """Replace where threads begin, are woken, and are waited for."""
+        _WATCH.begin()
+        _WATCH.late = self
+
+    def remove(self) -> None:
+        """Let all go on, and put everything back."""
+        self.reverse = False
+        self.is_open = True
+        self._next()
+        _WATCH.late = None
+        _WATCH.end()
+
+    def let_go(self) -> None:
+        """Let the threads go on that stand; later ones do not stand."""
+        with self._book:
+            was_open, self.is_open = self.is_open, True
+        if not was_open:
+            self._next()
+
+    def await_first(self) -> bool:
+        """Wait until a thread stands, and return whether one does; it may take `ARRIVAL` seconds.
+
+        Only where the background is no thread of Python does nobody come.
+        """
+        if not self.is_open and self._arrival.acquire(timeout=ARRIVAL):
+            self._arrival.release()
+        return bool(self._standing)
+
+    def _next(self) -> None:
+        """Let the next one go on; all of them, unless in reverse order."""
+        with self._book:
+            while self.is_open and self._standing:
+                self._standing.pop().release()
+                if self.reverse:
+                    break
+
+    def _stand(self) -> None:
+        """Stand until it is let go; the caller itself never does."""
+        if threading.get_ident() == self.caller:
+            return
+        turn = threading.Lock()
+        with self._book:
+            if self.is_open:
+                return
+            turn.acquire()
+            self._standing.append(turn)
+            self.calls += 1
+            if self._arrival.locked():
+                self._arrival.release()
+        self.note("thread", threading.current_thread().name)
+        turn.acquire()
+
+    # -- what is replaced -------------------------------------------------------------------------
+
+    def before_start(self, thread: threading.Thread) -> None:
+        """Let a thread stand before it runs; the caller waits only until it exists.
+
+        One of a pool stands with its first item: which thread takes which is open until then.
+        """
+        self._is_starting = threading.get_ident() == self.caller
+        if vars(thread).get("_target") is WORKER:
+            return
+        run = thread.run
+
+        def late() -> None:
+            vars(thread).pop("run", None)
+            self._stand()
+            run()
+            self._next()
+
+        vars(thread)["run"] = late
+
+    def after_start(self) -> None:
+        """The thread exists."""
+        self._is_starting = False
+
+    def before_item(self) -> None:
+        """Let the thread of a pool stand before it does an item."""
+        self._stand()
+
+    def after_item(self) -> None:
+        """Let the next one go on."""
+        self._next()
+
+    def before_wait(self, timeout: float | None) -> None:
+        """Let others go on before the caller waits; to wait for no time is only a look."""
+        is_caller = threading.get_ident() == self.caller
+        if timeout != 0 and is_caller and not self._is_starting:
+            self.let_go()
+
+    def is_patient(self, timeout: float | None) -> bool:
+        """Return whether a thread first waits for `PATIENCE`, and then lets the next one go."""
+        in_turn = self.reverse and self.is_open and threading.get_ident() != self.caller
+        return in_turn and (timeout is None or timeout > PATIENCE)
+
+    def after_patience(self) -> None:
+        """Let the next one go: it may be the one that is waited for."""
+        self._next()
+
+    def after_wake(self, condition: Any) -> None:  # noqa: ANN401  a Condition
+        """Wake a thread late: without the lock, as one stands that has not been woken yet."""
+        if self.is_open or threading.get_ident() == self.caller:
+            return
+        held = condition._release_save()  # noqa: SLF001  what `wait` itself does
+        self._stand()
+        condition._acquire_restore(held)  # noqa: SLF001
+
+
+class Watch:
+    """The functions that are replaced; they ask the injector that is armed, if one is."""
+
+    def __init__(self) -> None:
+        """Replace nothing yet."""
+        self.late: LateThreads | None = None
+        self._begun = 0
+        self._real: dict[tuple[Any, str], Function] = {}
+
+    def begin(self) -> None:
+        """Replace them, unless they are."""
+        self._begun += 1
+        if self._begun > 1:
+            return
+        for owner, name in CALLS:
+            self._real[owner, name] = vars(owner)[name]
+            handle = getattr(self, f"_{name}")
+            plain = partial(handle, vars(owner)[name])
+            setattr(owner, name, plain if owner is time else _method(plain))
+
+    def end(self) -> None:
+        """Put them back, once for each time that they were replaced."""
+        self._begun -= 1
+        if not self._begun:
+            for (owner, name), real in self._real.items():
+                setattr(owner, name, real)
+
+    def _start(self, real: Function, thread: threading.Thread) -> object:
+        if (late := self.late) is None:
+            return real(thread)
+        late.before_start(thread)
+        try:
+            return real(thread)
+        finally:
+            late.after_start()
+
+    def _run(self, real: Function, item: object) -> object:
+        if (late := self.late) is None:
+            return real(item)
+        late.before_item()
+        result = real(item)
+        late.after_item()
+        return result
+
+    def _join(
+        self, real: Function, thread: threading.Thread, timeout: float | None = None
+    ) -> object:
+        if late := self.late:
+            late.before_wait(timeout)
+            if late.is_patient(timeout):
+                real(thread, PATIENCE)
+                late.after_patience()
+        return real(thread, timeout)
+
+    def _sleep(self, real: Function, seconds: float) -> object:
+        if late := self.late:
+            late.before_wait(seconds)
+        return real(seconds)
+
+    def _wait(self, real: Function, condition: object, timeout: float | None = None) -> object:
+        result: object = False
+        if late := self.late:
+            late.before_wait(timeout)
+            if late.is_patient(timeout) and not (result := real(condition, PATIENCE)):
+                late.after_patience()
+        result = result or real(condition, timeout)
+        if late := self.late:  # it may have come meanwhile
+            late.after_wake(condition)
+        return result
+
+
+def _method(function: Function) -> Function:
+    """Make a function that is bound to an instance, as a method is."""
+    return lambda self, *given, **named: function(self, *given, **named)  # noqa: PLW0108  it binds
+
+
+_WATCH = Watch()
