@@ -34,7 +34,8 @@ def lines(compared: Compared, *, show_all: bool = False) -> Iterator[str]:
     yield from _side("B", compared.b)
     for top in compared.by_place:
         whose = f"parameters of {top or 'the optimizer'}"
-        yield f"  {one_line(whose)} are numbered on one side: compared by their places in its groups"
+        how = "are numbered on one side: compared by their places in its groups"
+        yield f"  {one_line(whose)} {how}"
     shown = compared.differences if show_all else compared.differences[:MOST]
     for difference in shown:
         yield f"  {one_line(_describe(difference))}"

@@ -179,7 +179,7 @@ def test_one_file_has_the_threads_that_are_left() -> None:
     def threads(large: int, jobs: int) -> int:
         files = {f"{at}.pt": manifest.Listed(parts.LARGE, "0") for at in range(large)}
         files["small.pt"] = manifest.Listed(5, "0")
-        return parts._threads(manifest.Manifest(5, "model", 1, files, {}, []), jobs)
+        return parts._threads(manifest.Manifest(5, "model", 1, files, {}, [], {}), jobs)
 
     assert [threads(1, 4), threads(2, 4), threads(3, 4), threads(9, 4), threads(1, 1)] == [
         *(4, 2, 1, 1, 1)

@@ -14,7 +14,7 @@ from ckpt_conformance.fsck.contents import leaves, tiles
 from ckpt_conformance.fsck.contents.entries import BYTES, Tensor
 from ckpt_conformance.fsck.contents.leaves import Value, joined
 from ckpt_conformance.fsck.contents.tiles import Packed, Piece, dense, dense_piece
-from ckpt_conformance.fsck.formats import any_zip, flax, foreign, gguf, npy
+from ckpt_conformance.fsck.formats import any_zip, flax, foreign, gguf
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, of_numpy
 from ckpt_conformance.fsck.formats.zarr import item_size
 from ckpt_conformance.fsck.layouts.layouts import Format
@@ -256,7 +256,7 @@ def _json(member: _Member) -> bytes:
 
 def _array(member: _Member) -> Tensor:
     """Return an array of numpy; objects and dtypes of several fields by the bytes of the member."""
-    layout = npy.layout(member.read(npy.MOST_HEADER))
+    layout = any_zip.array_layout(member.read(any_zip.MOST_HEADER))
     width = item_size(layout.dtype)
     if not width:
         return member.whole()
