@@ -10,7 +10,11 @@ from ckpt_conformance.report import survivors
 from ckpt_conformance.report.generated import Fate, Judged, table_of
 from ckpt_conformance.report.survivors import Basis, Class, Known, Survivor
 
-NAMES = list(generated.all_generated())[:3]
+
+@pytest.fixture(scope="module")
+def names() -> list[str]:
+    """Name three mutants; here, and not on import: to make all takes seconds."""
+    return list(generated.all_generated())[:3]
 
 
 def test_the_file_names_mutants_that_are_made() -> None:
@@ -28,11 +32,11 @@ def test_few_are_called_equivalent_by_reading_alone() -> None:
     assert len(read) <= survivors.MOST_BY_READING * judged
 
 
-def test_the_page_shows_each_change_and_what_is_said_of_it() -> None:
-    mutant = generated.all_generated()[NAMES[0]]
-    found = Known(survivor=[Survivor(mutant=NAMES[0], kind=Class.MISSING, why="Because.")])
+def test_the_page_shows_each_change_and_what_is_said_of_it(names: list[str]) -> None:
+    mutant = generated.all_generated()[names[0]]
+    found = Known(survivor=[Survivor(mutant=names[0], kind=Class.MISSING, why="Because.")])
     text = survivors.page(found)
-    assert f"### {NAMES[0]}\n" in text
+    assert f"### {names[0]}\n" in text
     assert f"- {mutant.before}\n+ {mutant.after}\n" in text
     assert "Because. (by reading; not confirmed yet)" in text
     gone = Known(survivor=[Survivor(mutant="saving.f:swap:0", kind=Class.OUTSIDE, why="x")])
@@ -40,16 +44,18 @@ def test_the_page_shows_each_change_and_what_is_said_of_it() -> None:
         survivors.page(gone)
 
 
-def test_a_table_says_of_which_nobody_has_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {NAMES[0]: Survivor(mutant=NAMES[0], kind=Class.EQUIVALENT, why="Because.")}
+def test_a_table_says_of_which_nobody_has_said_why(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {names[0]: Survivor(mutant=names[0], kind=Class.EQUIVALENT, why="Because.")}
     monkeypatch.setattr(survivors, "by_name", lambda: said)
     judged = [
-        Judged(mutant=NAMES[0], fate=Fate.SURVIVED, tried=4, cpu=1.5),
-        Judged(mutant=NAMES[1], fate=Fate.UNENTERED),
-        Judged(mutant=NAMES[2], fate=Fate.MUST, check="suite::check", tried=1, cpu=0.5),
+        Judged(mutant=names[0], fate=Fate.SURVIVED, tried=4, cpu=1.5),
+        Judged(mutant=names[1], fate=Fate.UNENTERED),
+        Judged(mutant=names[2], fate=Fate.MUST, check="suite::check", tried=1, cpu=0.5),
     ]
     table = table_of(judged, generated.all_generated())
-    assert {row.mutant for row in table.left} == set(NAMES[:2])
-    assert [row.mutant for row in table.unread] == [NAMES[1]]
+    assert {row.mutant for row in table.left} == set(names[:2])
+    assert [row.mutant for row in table.unread] == [names[1]]
     assert (table.checks, table.cpu, table.killers) == (5, 2.0, {"suite::check": 1})
     assert sum(table.fates.values()) == table.judged == len(judged)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
@@ -63,6 +64,8 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mult: ast.FloorDiv,
     ast.FloorDiv: ast.Mult,
 }
+PLACED = (ast.stmt, ast.expr, ast.excepthandler, ast.arg, ast.keyword, ast.alias, ast.pattern)
+NOTHING: Mapping[int, tuple[ast.AST, ...]] = {}
 NO_NUMBERS = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict)
 
 
@@ -104,26 +107,72 @@ def _statements_of(function: Function) -> dict[int, int]:
 
 
 def edited(function: Function, edit: Edit | None) -> Function:
-    """Return a copy of a function with a change, or without any."""
-    made = _copy(function, edit.replaced if edit else {})
-    return ast.fix_missing_locations(made)
+    """Return a function with a change, or without any; it shares what the change leaves alone."""
+    replaced = edit.replaced if edit else NOTHING
+    return _copy(function, replaced, _above(function, replaced))
 
 
-def _copy(node: NodeT, replaced: Mapping[int, tuple[ast.AST, ...]]) -> NodeT:
+def _above(function: Function, replaced: Mapping[int, tuple[ast.AST, ...]]) -> frozenset[int]:
+    """Name the nodes that stand above what is replaced, by their identity."""
+    parents = _parents(function)
+    above: set[int] = set()
+    for changed in replaced:
+        here = parents.get(changed)
+        while here is not None and here not in above:
+            above.add(here)
+            here = parents.get(here)
+    return frozenset(above)
+
+
+@functools.cache
+def _parents(function: Function) -> dict[int, int]:
+    """Map each node of a function to the one above it, by their identity."""
+    return {
+        id(child): id(node) for node in ast.walk(function) for child in ast.iter_child_nodes(node)
+    }
+
+
+def _copy(
+    node: NodeT,
+    replaced: Mapping[int, tuple[ast.AST, ...]] = NOTHING,
+    above: frozenset[int] = frozenset(),
+) -> NodeT:
+    def changed(value: object) -> tuple[object, ...]:
+        """Return what comes into the place of a value."""
+        if id(value) in replaced:
+            return tuple(
+                _located(_copied(one, replaced, above), node) for one in replaced[id(value)]
+            )
+        return (_copied(value, replaced, above),)
+
     fields: dict[str, object] = {}
     for name, value in ast.iter_fields(node):
         if isinstance(value, list):
             items = cast("list[object]", value)
-            every = (one for item in items for one in replaced.get(id(item), (item,)))
-            fields[name] = [_copied(one, replaced) for one in every]
+            fields[name] = [one for item in items for one in changed(item)]
         else:
-            (only,) = replaced.get(id(value), (value,))
-            fields[name] = _copied(only, replaced)
+            (fields[name],) = changed(value)
     return ast.copy_location(type(node)(**fields), node)
 
 
-def _copied(value: object, replaced: Mapping[int, tuple[ast.AST, ...]]) -> object:
-    return _copy(value, replaced) if isinstance(value, ast.AST) else value
+def _copied(
+    value: object, replaced: Mapping[int, tuple[ast.AST, ...]], above: frozenset[int]
+) -> object:
+    if isinstance(value, ast.AST) and id(value) in above:
+        return _copy(value, replaced, above)
+    return value
+
+
+def _located(value: object, place: ast.AST) -> object:
+    """Say of what is new where it stands: the compiler asks; it is where the node above it is."""
+    if isinstance(value, ast.AST):
+        if isinstance(value, PLACED):
+            if not hasattr(value, "lineno"):
+                ast.copy_location(value, place)
+            place = value
+        for child in ast.iter_child_nodes(value):
+            _located(child, place)
+    return value
 
 
 # ---- what is looked at ---------------------------------------------------------------------------
@@ -314,8 +363,8 @@ def swap(node: ast.AST) -> Iterator[Edit]:
                 text = f"{_text(first)}; {_text(second)}"
                 other = f"{_text(second)}; {_text(first)}"
                 replaced: dict[int, tuple[ast.AST, ...]] = {
-                    id(first): (_copy(second, {}),),
-                    id(second): (_copy(first, {}),),
+                    id(first): (_copy(second),),
+                    id(second): (_copy(first),),
                 }
                 yield Edit("swap", first.lineno, text, other, replaced)
 
@@ -371,15 +420,15 @@ def drop_condition(node: ast.AST) -> Iterator[Edit]:
         case ast.While(test=test) if not isinstance(test, ast.Constant):
             yield _instead(what, test, ast.Constant(value=False))
         case ast.IfExp(body=body, orelse=orelse):
-            yield from (_instead(what, node, side) for side in (_copy(body, {}), _copy(orelse, {})))
+            yield from (_instead(what, node, side) for side in (_copy(body), _copy(orelse)))
         case ast.comprehension(ifs=ifs) if ifs:
             yield from (_instead(what, test, ast.Constant(value=True)) for test in ifs)
         case ast.BoolOp(op=op, values=values):
             for at in range(len(values)):
-                left = [_copy(one, {}) for one in _without(values, at)]
+                left = [_copy(one) for one in _without(values, at)]
                 yield _instead(what, node, left[0] if len(left) == 1 else ast.BoolOp(op, left))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield _instead(what, node, _copy(operand, {}))
+            yield _instead(what, node, _copy(operand))
         case _:
             return
 
@@ -444,7 +493,7 @@ def first_bytes(node: ast.AST) -> Iterator[Edit]:
 
 def _cut(node: ast.expr) -> Iterator[Edit]:
     for size in SIZES:
-        part = ast.Subscript(_copy(node, {}), ast.Slice(upper=ast.Constant(size)), ast.Load())
+        part = ast.Subscript(_copy(node), ast.Slice(upper=ast.Constant(size)), ast.Load())
         yield _instead("first-bytes", node, part)
 
 

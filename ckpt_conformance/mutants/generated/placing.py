@@ -64,8 +64,8 @@ def compiled(function: str, node: Function) -> types.CodeType:
     *classes, name = qualified.split(".")
     body: list[ast.stmt] = [_bare(node)]
     for outer in reversed(classes):
-        body = [ast.ClassDef(outer, [], [], body, [])]
-    tree = ast.fix_missing_locations(ast.Module([*_imports_of(module), *body], []))
+        body = [ast.copy_location(ast.ClassDef(outer, [], [], body, []), node)]
+    tree = ast.Module([*_imports_of(module), *body], [])
     code = compile(tree, f"{module.replace('.', '/')}.py", "exec", dont_inherit=True)
     for inner in (*classes, name):
         code = next(one for one in _codes_in(code) if one.co_name == inner)
