@@ -18,6 +18,7 @@ from ckpt_conformance.fsck.source.findings import Kind, Malformed, State, TooLar
 from ckpt_conformance.fsck.source.untrusted import MOST_WEIGHT, parse_json, weight
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ckpt_conformance.fsck.source.findings import Report
@@ -25,18 +26,14 @@ if TYPE_CHECKING:
 MANY, SIZE = 2_500_000, 200_000
 
 
-def texts_of(many: int) -> dict[str, bytes]:
-    """Return JSON of so many values, of each sort."""
-    return {
-        "lists": b'{"a":[' + b"[]," * many + b"[]]}",
-        "objects": b'{"a":[' + b"{}," * many + b"{}]}",
-        "nested": b'{"a":[' + b"[[{}]]," * (many // 2) + b"[]]}",
-        "texts": b'{"a":[' + b'"abc",' * many + b'""]}',
-        "keys": b"{" + b",".join(b'"%07d":{}' % number for number in range(many)) + b"}",
-    }
-
-
-HEAVY, SMALL = texts_of(MANY), texts_of(SIZE)
+# JSON of so many values, of each sort. It is made where a test runs: `keys` alone takes seconds.
+SORTS: dict[str, Callable[[int], bytes]] = {
+    "lists": lambda many: b'{"a":[' + b"[]," * many + b"[]]}",
+    "objects": lambda many: b'{"a":[' + b"{}," * many + b"{}]}",
+    "nested": lambda many: b'{"a":[' + b"[[{}]]," * (many // 2) + b"[]]}",
+    "texts": lambda many: b'{"a":[' + b'"abc",' * many + b'""]}',
+    "keys": lambda many: b"{" + b",".join(b'"%07d":{}' % number for number in range(many)) + b"}",
+}
 
 
 def only(root: Path) -> Report:
@@ -44,11 +41,12 @@ def only(root: Path) -> Report:
     return report
 
 
-@pytest.mark.parametrize("sort", HEAVY)
+@pytest.mark.parametrize("sort", SORTS)
 def test_json_of_too_many_values_is_a_finding(sort: str, tmp_path: Path) -> None:
     step = tmp_path / "checkpoint-500"
     step.mkdir()
-    (step / "config.json").write_bytes(HEAVY[sort])
+    text = SORTS[sort](MANY)
+    (step / "config.json").write_bytes(text)
     (step / "model.safetensors").write_bytes(header({}))
     tracemalloc.start()
     report = only(tmp_path)
@@ -57,12 +55,12 @@ def test_json_of_too_many_values_is_a_finding(sort: str, tmp_path: Path) -> None
     (found,) = [one for one in report.findings if one.file == "config.json"]
     assert (found.kind, report.state) == (Kind.UNKNOWN, State.UNKNOWN)
     assert "more than is looked into" in found.what
-    assert peak < 2 * len(HEAVY[sort]) + (8 << 20)
+    assert peak < 2 * len(text) + (8 << 20)
 
 
-@pytest.mark.parametrize("sort", HEAVY)
+@pytest.mark.parametrize("sort", SORTS)
 def test_the_weight_of_json_is_at_least_what_its_values_take(sort: str) -> None:
-    text = SMALL[sort]
+    text = SORTS[sort](SIZE)
     tracemalloc.start()
     kept = parse_json(text)
     used = tracemalloc.get_traced_memory()[0]
