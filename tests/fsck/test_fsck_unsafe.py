@@ -28,22 +28,36 @@ from ckpt_conformance.fsck.source.findings import Kind, State
 from ckpt_conformance.fsck.source.trust import Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    Loads = Callable[[Sequence[Path], Path], list[bool]]
 
 WAYS = tuple(evil.pickles(Path("m")))
 IDLE = {"newobj", "newobj_ex"}  # the object's __init__ is not called
 SOME = ("reduce, protocol 0", "reduce, protocol 1", "reduce, protocol 2", "reduce, protocol 4")
 
 
-def fired(files: Sequence[Path], marker: Path) -> list[bool]:
-    """Load files in processes of their own; tell which made the marker."""
+@pytest.fixture(scope="module")
+def fired() -> Iterator[Loads]:
+    """Load files in processes of their own; tell which made the marker.
+
+    The processes are forks of one that has imported torch: the import takes longer than all else.
+    """
     loader = Path(__file__).with_name("unsafe_loader.py")
-    asked = json.dumps([[str(one), str(marker)] for one in files])
-    done = subprocess.run(
-        [sys.executable, str(loader)], input=asked, capture_output=True, text=True, check=True
-    )
-    outcome: list[bool] = json.loads(done.stdout)
-    return outcome
+    with subprocess.Popen(
+        [sys.executable, str(loader)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        asks, answers = running.stdin, running.stdout
+        assert asks is not None
+        assert answers is not None
+
+        def load(files: Sequence[Path], marker: Path) -> list[bool]:
+            asks.write(json.dumps([[str(one), str(marker)] for one in files]) + "\n")
+            asks.flush()
+            outcome: list[bool] = json.loads(answers.readline())
+            return outcome
+
+        yield load
 
 
 def assert_refused(path: Path) -> None:
@@ -60,7 +74,7 @@ def assert_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("inner", [0, 3])
-def test_what_follows_a_wrong_frame_is_looked_at(inner: int, tmp_path: Path) -> None:
+def test_what_follows_a_wrong_frame_is_looked_at(inner: int, fired: Loads, tmp_path: Path) -> None:
     """Python's machine minds no frame in a frame, and none that ends in a value."""
     path, marker = tmp_path / "weights.pt", tmp_path / "ran"
     run = evil.system(marker)
@@ -79,7 +93,7 @@ def marker(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["zip", "plain"])
-def test_every_way_to_run_is_unsafe(kind: str, tmp_path: Path, marker: Path) -> None:
+def test_every_way_to_run_is_unsafe(kind: str, fired: Loads, tmp_path: Path, marker: Path) -> None:
     files: list[Path] = []
     for number, pickled in enumerate(evil.pickles(marker).values()):
         path = tmp_path / str(number) / "model.pt"
@@ -95,7 +109,7 @@ def test_every_way_to_run_is_unsafe(kind: str, tmp_path: Path, marker: Path) -> 
 
 @pytest.mark.parametrize("kind", evil.FILES)
 def test_every_file_that_holds_pickles_is_looked_at(
-    kind: str, tmp_path: Path, marker: Path
+    kind: str, fired: Loads, tmp_path: Path, marker: Path
 ) -> None:
     files: list[Path] = []
     for number, way in enumerate(SOME):

@@ -1,6 +1,7 @@
 """Load files, each in a process of its own, and print which of them made their marker.
 
-Standard input: JSON, a list of [file, marker]. `torch.load` first; where it refuses, `pickle.load`.
+Standard input: lines of JSON, each a list of [file, marker]; a line of JSON answers each.
+`torch.load` first; where it refuses, `pickle.load`.
 """
 
 from __future__ import annotations
@@ -41,4 +42,6 @@ def fired(path: str, marker: str) -> bool:
     return there
 
 
-sys.stdout.write(json.dumps([fired(*one) for one in json.load(sys.stdin)]))
+for line in sys.stdin:
+    sys.stdout.write(json.dumps([fired(*one) for one in json.loads(line)]) + "\n")
+    sys.stdout.flush()
