@@ -20,6 +20,8 @@ from browser import CHROMIUM, Browser
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rank_worlds import Worlds
+
     from ckpt_conformance.harness.client import Server
     from ckpt_conformance.subject.subject import Subject
 
@@ -91,6 +93,14 @@ def new_subject(
             return subject.Subject(info, own, tmp_path_factory.mktemp("subject"), **given)
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def worlds() -> Worlds:
+    """Run functions on ranks: one server, since it imports for seconds."""
+    import rank_worlds
+
+    return rank_worlds.shared()
 
 
 @pytest.fixture(scope="session")

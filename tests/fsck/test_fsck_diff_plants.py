@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from rank_cases import SHAPES
 from rank_plants import PATHS
-from rank_worlds import Worlds
 
 from ckpt_conformance.fsck.contents.leaves import Value
 from ckpt_conformance.fsck.diff import aliases
@@ -27,7 +26,7 @@ from ckpt_conformance.fsck.diff.diff import Compared, diff
 from ckpt_conformance.report import diff_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from rank_worlds import Worlds
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -63,9 +62,9 @@ plants = st.one_of(
 class Saved:
     """Saves what is asked for with real ranks, the original of each side once."""
 
-    def __init__(self, root: Path) -> None:
-        """Start the worlds."""
-        self.root, self.worlds = root, Worlds()
+    def __init__(self, root: Path, worlds: Worlds) -> None:
+        """Save below a folder, in these worlds."""
+        self.root, self.worlds = root, worlds
 
     def original(self, side: tuple[str, str]) -> Path:
         where = self.root / re.sub(r"\W", "_", side[0]) / side[1]
@@ -85,10 +84,8 @@ class Saved:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
-    one = Saved(tmp_path_factory.mktemp("plants"))
-    yield one
-    one.worlds.close()
+def saved(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return Saved(tmp_path_factory.mktemp("plants"), worlds)
 
 
 def names_of(plant: dict[str, Any], *, has_names: bool) -> set[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import planted
@@ -15,6 +13,8 @@ from ckpt_conformance.fsck.diff.diff import diff
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rank_worlds import Worlds
+
 pytestmark = pytest.mark.xdist_group("fsck")
 
 WORLDS = (1, 2, 3)
@@ -22,22 +22,11 @@ PAIRS = [(a, b) for a in WORLDS for b in WORLDS if a != b]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real ranks of each world size save the original, and a copy for each plant."""
     root = tmp_path_factory.mktemp("worlds")
     for size in WORLDS:
-        where = (str(root / str(size)), str(root / f"store-{size}"))
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, planted.__file__, *where, str(rank), str(size)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(size)
-        ]
-        said = [rank.communicate(timeout=300)[1] for rank in ranks]
-        assert not any(rank.returncode for rank in ranks), "\n".join(said)
+        worlds.results(size, "planted:save", folder=str(root / str(size)))
     return root
 
 

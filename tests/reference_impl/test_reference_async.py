@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from rank_worlds import Worlds
 from test_reference_job import KINDS, Job, resume, same
 
 from ckpt_conformance.reference_impl import (
@@ -20,8 +19,9 @@ from ckpt_conformance.reference_impl import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from rank_worlds import Worlds
 
     from ckpt_conformance.reference_impl import SaveHandle
 
@@ -357,15 +357,6 @@ def test_a_process_that_is_killed_leaves_the_step_before(tmp_path: Path) -> None
 
 
 # ---- several ranks -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    started = Worlds()
-    try:
-        yield started
-    finally:
-        started.close()
 
 
 @pytest.mark.xdist_group("ranks")

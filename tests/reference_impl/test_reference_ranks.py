@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,21 +14,7 @@ from rank_worlds import Worlds, mostly_slow
 from ckpt_conformance.reference_impl import CheckpointManager, rehydrate
 from ckpt_conformance.reference_impl.manifest import RANKS_SCHEMA_VERSION, read_manifest
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
 pytestmark = pytest.mark.xdist_group("ranks")  # one server for all
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    started = Worlds()
-    try:
-        yield started
-    finally:
-        started.close()
-
 
 LAYOUTS = {
     1: ["plain", "1:S0"],

@@ -11,7 +11,7 @@ from rank_worlds import Worlds, mostly_slow
 from ckpt_conformance.reference_impl.manifest import parse_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 POINTS = {
@@ -27,15 +27,6 @@ POINTS = {
 
 
 pytestmark = pytest.mark.xdist_group("ranks-faults")  # one server for all
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    started = Worlds()
-    try:
-        yield started
-    finally:
-        started.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import rank_worlds
 import torch
 from safetensors.torch import save_file
+from torch import distributed
 from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from ckpt_conformance.reference_impl import CheckpointManager
 from ckpt_conformance.reference_impl.trainer import parts
@@ -21,29 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RANKS = 4
-
-_ON_RANKS = """
-import os, sys, torch
-from torch import distributed as dist
-from torch.distributed import checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-path, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-torch.manual_seed(0)
-row, grid = init_device_mesh("cpu", (size,)), init_device_mesh("cpu", (2, size // 2))
-state = {
-    "rows": distribute_tensor(torch.randn(10, 6), row, [Shard(0)]),
-    "blocks": distribute_tensor(torch.randn(8, 6), grid, [Shard(0), Shard(1)]),
-    "same": distribute_tensor(torch.randn(5), row, [Replicate()]),
-    "step": 5,
-}
-dcp.save(state, checkpoint_id=path)
-dist.barrier()
-os._exit(0)  # gloo's threads may abort a process that ends in the usual way
-"""
 
 
 def state() -> dict[str, Any]:
@@ -77,20 +56,25 @@ def dcp_one(root: Path) -> Path:
 
 def dcp_ranks(root: Path) -> Path:
     """Write from several processes that meet by a file: no port that somebody else may take."""
-    where = (str(root / "step_5"), str(root.parent / "store"))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _ON_RANKS, *where, str(rank), str(RANKS)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    said = [rank.communicate(timeout=300)[1] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError("\n".join(said))
+    where = str(root / "step_5")
+    rank_worlds.shared().results(RANKS, "fsck_corpus:save_as_rank", where=where)
     return root
+
+
+def save_as_rank(where: str) -> None:
+    """Save rows, blocks and copies of tensors: what each rank of a world runs."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    row = init_device_mesh("cpu", (RANKS,))
+    grid = init_device_mesh("cpu", (2, RANKS // 2))
+    whole = {
+        "rows": distribute_tensor(torch.randn(10, 6), row, [Shard(0)]),
+        "blocks": distribute_tensor(torch.randn(8, 6), grid, [Shard(0), Shard(1)]),
+        "same": distribute_tensor(torch.randn(5), row, [Replicate()]),
+        "step": 5,
+    }
+    dcp.save(whole, checkpoint_id=where)
+    distributed.barrier()
 
 
 def safetensors(root: Path) -> Path:

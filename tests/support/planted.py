@@ -1,14 +1,10 @@
-"""A state of model, moments, generators and counters, and one step of the last bit drawn in it.
-
-Run as a program it is one rank that saves: `planted.py FOLDER STORE RANK WORLD`.
-"""
+"""A state of model, moments, generators and counters, and one step of the last bit drawn in it."""
 
 from __future__ import annotations
 
 import math
 import os
 import random
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,20 +95,13 @@ def _divided(whole: dict[str, dict[str, Any]], world: int) -> dict[str, dict[str
     }
 
 
-def main(folder: str, store: str, rank: int, world: int) -> None:
-    """Save the original and every plant."""
+def save(folder: str) -> None:
+    """Save the original and every plant: what each rank of a world runs."""
     torch.set_num_threads(1)
-    meeting = dist.FileStore(store, world)
-    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world)
     for plant in [None, *PLANTS]:
         whole = state()
         if plant:
             plant.into(whole)
         where = os.path.join(folder, plant.folder if plant else "original")  # noqa: PTH118
-        dcp.save(_divided(whole, world), checkpoint_id=where)
+        dcp.save(_divided(whole, dist.get_world_size()), checkpoint_id=where)
     dist.barrier()
-    os._exit(0)  # gloo's threads may abort a rank at its exit
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -7,6 +7,8 @@ process outlives its world: the server ends what is left by its id.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
 import json
 import os
@@ -91,6 +93,14 @@ class Worlds:
         if requests is None or answers is None:
             raise RuntimeError("the server has no pipes")
         return requests, answers
+
+
+@functools.cache
+def shared() -> Worlds:
+    """Return the worlds of this process: one server, since it imports for seconds."""
+    started = Worlds()
+    atexit.register(started.close)
+    return started
 
 
 def serve() -> None:
