@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.client import Server
     from ckpt_conformance.subject.subject import Subject
 
+RARELY = 100  # collections of the middle generation for one of all
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -33,6 +35,17 @@ def pytest_configure() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, None)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual or signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector walk rarely what lives long: that was a quarter of a worker's own time.
+
+    Modules, tests and what they parametrize stay until the end in any case.
+    """
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, RARELY)
 
 
 @pytest.fixture(scope="session")
