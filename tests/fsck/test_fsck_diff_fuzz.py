@@ -31,6 +31,11 @@ FUZZ = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
+FOREIGN = (
+    *(f"foreign/{one}" for one in ("model.gguf", "state.npz", "packed.npz", "model.onnx")),
+    *("foreign/flax_model.msgpack", "orbax/zarr2", "orbax/zarr3", "orbax/ocdbt3", "orbax/forms"),
+)
+
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -93,3 +98,32 @@ def test_metadata_that_break_off_are_a_problem_and_no_traceback(
     assert not compared.is_judged
     (problem,) = compared.b.problems
     assert problem.startswith("meta.json: ")
+
+
+@settings(parent=FUZZ, max_examples=100)
+@given(data=st.data(), changes=edits)
+def test_mutated_files_of_other_formats_are_findings(
+    data: st.DataObject,
+    changes: list[tuple[int, str, bytes]],
+    repository: Path,
+    tmp_path: Path,
+) -> None:
+    """Of GGUF, npz, msgpack, ONNX and Orbax, as their libraries wrote them."""
+    golden = repository / "tests" / "golden" / "fsck"
+    whole = data.draw(st.sampled_from(FOREIGN))
+    below = [one.relative_to(golden / whole) for one in trees.files(golden / whole)]
+    name = data.draw(st.sampled_from(sorted(map(str, below))) if below else st.just(""))
+    copy = tmp_path / (golden / whole).name
+    if (golden / whole).is_dir():
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(golden / whole, copy)
+    else:
+        shutil.copy(golden / whole, copy)
+    (copy / name).write_bytes(edited((copy / name).read_bytes(), changes))
+    assert judge(copy, Options(nan=True, jobs=2)).to_json()
+    try:
+        compared = diff(golden / whole, copy)
+    except RequestError:
+        return
+    assert compared.to_json()
+    assert compared.a.problems == []
