@@ -10,8 +10,8 @@ interpreter it is logged. A process that exits finishes its saves first (PX12, K
 
 from __future__ import annotations
 
-import atexit
 import logging
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -109,6 +109,8 @@ class BackgroundSaves:
         self._limit = limit
         self._pool: ThreadPoolExecutor | None = None
         self._begun: list[SaveHandle] = []  # less those that ended, and whose error is told
+        # At the exit of the interpreter: an error keeps its frames, and so the manager, until then.
+        weakref.finalize(self, log_untold, self._begun)
 
     def make_room(self) -> None:
         """Wait until one more save may begin.
@@ -123,7 +125,6 @@ class BackgroundSaves:
         """Let the thread do a save; `make_room` comes before it."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
-            atexit.register(self.log_untold)
         handle = SaveHandle(step, self._pool.submit(work))
         self._begun.append(handle)
         return handle
@@ -139,7 +140,7 @@ class BackgroundSaves:
             BackgroundSaveFailed: from that error.
         """
         ended_now = [handle for handle in self._begun if handle.done()]
-        self._begun = [handle for handle in self._begun if handle not in ended_now]
+        self._begun[:] = [handle for handle in self._begun if handle not in ended_now]
         failed = [handle for handle in ended_now if handle.untold_error()]
         if failed:
             error = BackgroundSaveFailed([handle.step for handle in failed])
@@ -154,22 +155,22 @@ class BackgroundSaves:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
-            atexit.unregister(self.log_untold)
         self.raise_untold()
-
-    def log_untold(self) -> None:
-        """Log what nobody has learned: the interpreter ends, and there is nobody left to tell."""
-        for handle in self._begun:
-            if error := handle.untold_error():
-                logger.critical(
-                    "the save of step %d in the background failed, and nobody asked: no "
-                    "checkpoint of it is there; older ones are",
-                    handle.step,
-                    exc_info=error,
-                )
 
     @staticmethod
     def _finish(handles: list[SaveHandle]) -> None:
         """Wait for the end of some saves; nobody learns of it."""
         for handle in handles:
             handle.untold_error()
+
+
+def log_untold(handles: list[SaveHandle]) -> None:
+    """Log what nobody has learned, where there is nobody left to tell."""
+    for handle in handles:
+        if error := handle.untold_error():
+            logger.critical(
+                "the save of step %d in the background failed, and nobody asked: no checkpoint of "
+                "it is there; older ones are",
+                handle.step,
+                exc_info=error,
+            )

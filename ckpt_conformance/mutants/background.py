@@ -250,7 +250,7 @@ class Silent(BackgroundSaves):
 
     def raise_untold(self) -> None:
         """Drop what has ended."""
-        self._begun = [handle for handle in self._begun if not handle.done()]
+        self._begun[:] = [handle for handle in self._begun if not handle.done()]
 
 
 @mutant(

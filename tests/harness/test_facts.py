@@ -30,7 +30,7 @@ MODULES = {
     "exploding": ("raise RuntimeError('at import')", "cannot be made: RuntimeError: at import"),
     "leaving": ("import os; os._exit(3)", "its import ends the process (exit status 3)"),
     "silent": (SILENT, "does not say what it is: no such distribution"),
-    "mistaken": (MISTAKEN, "capabilities has 'STEPS'; it may be 'cold_start'"),
+    "mistaken": (MISTAKEN, "capabilities has 'STEPS'; it may be 'async', 'cold_start'"),
     "lacking": ("make = dict", "dict lacks 'name'"),
 }
 

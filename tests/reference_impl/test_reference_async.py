@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -256,6 +257,18 @@ def test_a_load_waits_for_what_is_under_way_and_leaves_its_error(tmp_path: Path)
     assert manager.load(**job.parts).step == 1
     with pytest.raises(BackgroundSaveFailed):
         manager.close()
+
+
+def test_a_manager_that_is_dropped_takes_its_thread_along(tmp_path: Path) -> None:
+    """Nobody has to close it for that: a job makes many, one after the other, in its tests."""
+    before = set(threading.enumerate())
+    job, manager = Job(), CheckpointManager(tmp_path)
+    begin(manager, job, 1).wait()
+    (thread,) = set(threading.enumerate()) - before
+    del manager
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_what_cannot_be_saved_is_refused_by_the_call(tmp_path: Path) -> None:
