@@ -21,7 +21,8 @@ import msgspec
 from ckpt_conformance.contract import registry, written
 from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.work.cache import KeyParts, key_of
-from ckpt_conformance.work.sources import SourceTree, code_beside, code_outside, our_packages
+from ckpt_conformance.work.own_code import our_packages
+from ckpt_conformance.work.sources import SourceTree, code_beside, code_outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

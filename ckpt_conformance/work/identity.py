@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from ckpt_conformance import __version__
 from ckpt_conformance.contract.registry import EXTRAS
-from ckpt_conformance.work.sources import PACKAGE, SourceTree, our_packages
+from ckpt_conformance.work.own_code import PACKAGE, our_packages
+from ckpt_conformance.work.sources import SourceTree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,30 +13,19 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
-import itertools
-import os
 import re
 import secrets
-import site
 import sys
-import sysconfig
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.work import own_code
+from ckpt_conformance.work.own_code import our_packages
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
-
-PACKAGE = Path(__file__).resolve().parents[1]
-OURS = "ckpt_conformance"
-BESIDE = ("suites", "fault_injectors", "reference_impl")  # packages that may lie beside it
-
-
-def our_packages(package: Path = PACKAGE) -> dict[str, Path]:
-    """Return the packages of this suite by dotted name, wherever it is installed."""
-    beside = {f"{OURS}.{name}": (package / name).resolve() for name in BESIDE}
-    return {OURS: package, **beside}
 
 
 @dataclass(frozen=True)
@@ -146,7 +135,7 @@ def not_installed(top: str) -> dict[str, Source]:
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return {}
     path = Path(spec.origin).resolve()
-    if any(path.is_relative_to(place) for place in _INSTALLED):
+    if own_code.is_installed(path):
         return {}
     if path.name == "__init__.py":
         return SourceTree.of_packages({top: path.parent}).sources
@@ -156,26 +145,56 @@ def not_installed(top: str) -> dict[str, Source]:
 def code_outside() -> str:
     """Return one digest of all code that may be imported and is neither installed nor ours.
 
-    That is what lies below the working directory, the PYTHONPATH, and the folders of editable
-    installations. What a program imports by a name that it makes up is no name in its text, so all
-    of it counts. Where that is too much to read the digest is never the same twice.
+    That is what lies below the working directory, the PYTHONPATH, the folders of editable
+    installations, and those that code in one of these puts on `sys.path` by a name in its text.
+    What a program imports by a name that it makes up is no name in its text, so all of it counts.
+    Where that is too much to read the digest is never the same twice.
     """
-    return code_in(_places_outside())
+    return code_in(with_added(own_code.places_outside()))
 
 
 def code_in(places: Iterable[Path]) -> str:
     """Return one digest of all code below some folders; never the same twice if it is too much."""
     found = hashlib.blake2b(digest_size=16)
-    count = 0
-    for place in places:
-        for path in sorted(_code(place)):
-            count += 1
-            if count > MOST_FILES:
-                return secrets.token_hex(16)
-            found.update(f"{path.relative_to(place)}\0".encode(errors="surrogateescape"))
+    try:
+        for relative, path in own_code.files_below(places):
+            found.update(f"{relative}\0".encode(errors="surrogateescape"))
             with contextlib.suppress(OSError), path.open("rb") as file:
                 found.update(hashlib.file_digest(file, "blake2b").digest())
+    except own_code.TooMuchError:
+        return secrets.token_hex(16)
     return found.hexdigest()
+
+
+def with_added(places: Iterable[Path]) -> list[Path]:
+    """Return folders, and those that code in them puts on `sys.path`, as far as its text says so.
+
+    Of too much code only the folders themselves are returned: who reads them finds that out, too.
+    """
+    found, waiting = list(places), list(places)
+    try:
+        while waiting:
+            files = [path for _, path in own_code.files_below([waiting.pop()])]
+            added = {place for path in files if path.suffix == ".py" for place in _added_by(path)}
+            new = sorted(place for place in added if place not in found)
+            found, waiting = [*found, *new], [*waiting, *new]
+    except own_code.TooMuchError:
+        pass
+    return found
+
+
+def _added_by(path: Path) -> frozenset[Path]:
+    """Return the folders and archives that a file puts on `sys.path` by a name in its text."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return frozenset()
+    if b"sys.path" not in text and b"addsitedir" not in text:
+        return frozenset()
+    words = (Path(word) for word in _path_words(text))
+    return frozenset(
+        word.resolve() for word in words if word.exists() and not own_code.is_installed(word)
+    )
 
 
 def code_beside(modules: Sequence[str], first: Path | None = None) -> dict[str, str]:
@@ -192,7 +211,7 @@ def code_beside(modules: Sequence[str], first: Path | None = None) -> dict[str, 
         wanted = {*modules, *(name for module in reached for name in named.sources[module].names)}
         tops = {name.partition(".")[0] for name in wanted}
         places = {place for top in tops if (place := _place_of(top)) is not None}
-    return digests_below(places) or _joined(
+    return digests_below(with_added(sorted(places))) or _joined(
         (source.path.relative_to(place), source.path)
         for place in places
         for source in named.sources.values()
@@ -216,11 +235,12 @@ def _looking_first_in(folder: Path | None) -> Generator[None]:
 def digests_below(places: Iterable[Path]) -> dict[str, str]:
     """Return a short digest of each file of code below folders, by its relative path.
 
-    Empty where there are more files than `MOST_FILES`.
+    Empty where that is too much to read.
     """
-    code = ((path.relative_to(place), path) for place in places for path in _code(place))
-    files = list(itertools.islice(code, MOST_FILES + 1))
-    return _joined(files) if len(files) <= MOST_FILES else {}
+    try:
+        return _joined(list(own_code.files_below(places)))
+    except own_code.TooMuchError:
+        return {}
 
 
 def digest_of(path: Path) -> str:
@@ -258,59 +278,9 @@ def _place_of(top: str) -> Path | None:
     folders = list(spec.submodule_search_locations or ())  # of a package, with __init__ or without
     file = folders[0] if folders else spec.origin
     place = Path(file).resolve().parent if file else None
-    if place is None or any(place.is_relative_to(installed) for installed in _INSTALLED):
+    if place is None or own_code.is_installed(place):
         return None
     return place
-
-
-def _places_outside() -> list[Path]:
-    """Return the folders from which modules are imported, without those of installed packages."""
-    places = {Path(entry or ".").resolve() for entry in (".", *sys.path)}
-    ours = {path.resolve() for path in our_packages().values()}
-    outside = [
-        place
-        for place in places
-        if place.is_dir()
-        and place not in ours
-        and not any(place.is_relative_to(installed) for installed in _INSTALLED)
-    ]
-    return sorted(outside)
-
-
-def _code(place: Path) -> Iterator[Path]:
-    """Yield the files below a folder that may run; those of an environment count as installed."""
-    ours = {path.resolve() for path in our_packages().values()}
-    for base, folders, names in os.walk(place):
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".")
-            and name not in PASSED_OVER
-            and Path(base, name) not in ours
-            and not Path(base, name, "pyvenv.cfg").exists()
-            and not _is_of_a_report(Path(base, name))
-        ]
-        yield from (Path(base, name) for name in names if name.endswith(CODE))
-
-
-def _is_of_a_report(folder: Path) -> bool:
-    """Return whether a folder is a report, a bundle or a recording: nobody imports their code."""
-    return all((folder / file).exists() for file in OF_A_REPORT) or any(
-        (folder / file).exists() for file in OF_EVIDENCE
-    )
-
-
-CODE = (".py", ".so", ".pyd", ".pth", ".sh")
-PASSED_OVER = {"__pycache__", "node_modules"}
-OF_A_REPORT = ("result.json", "report.html")  # its bundles have scripts, which nobody imports
-OF_EVIDENCE = ("violation.json", "recorded.json")  # of a bundle, of `explore --record`
-MOST_FILES = 20_000
-
-
-_INSTALLED = {
-    Path(place).resolve()
-    for place in (*site.getsitepackages(), sysconfig.get_path("stdlib"), site.getusersitepackages())
-}
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -333,6 +303,34 @@ def _names_in(text: bytes, package: str) -> frozenset[str]:
     except (SyntaxError, ValueError, RecursionError):
         return frozenset()
     return frozenset(name for node in _running(tree) for name in _named(node, package))
+
+
+@functools.lru_cache(maxsize=4096)
+def _path_words(text: bytes) -> frozenset[str]:
+    """Read the strings in calls and assignments that have to do with `sys.path`."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()
+    about = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call | ast.Assign | ast.AugAssign) and _is_about_path(node)
+    )
+    return frozenset(
+        part.value
+        for node in about
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and "\0" not in part.value
+    )
+
+
+def _is_about_path(node: ast.Call | ast.Assign | ast.AugAssign) -> bool:
+    """Return whether a statement changes `sys.path`, by its words."""
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).startswith(("sys.path.", "site.addsitedir"))
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return any(ast.unparse(target).startswith("sys.path") for target in targets)
 
 
 def _running(tree: ast.AST) -> Iterator[ast.AST]:

@@ -19,7 +19,7 @@ import pytest
 
 from ckpt_conformance.plugin import depends, plan
 from ckpt_conformance.plugin.options import SessionOptions
-from ckpt_conformance.work import sources
+from ckpt_conformance.work import own_code
 from ckpt_conformance.work.cache import key_of
 from ckpt_conformance.work.sources import Source, SourceTree
 
@@ -64,7 +64,7 @@ SOME = ("CKC-SMOK-001", "CKC-ATOM-001", "CKC-DISC-011", "CKC-IOER-006", "CKC-RET
 
 def ran(adapter: str, only: tuple[str, ...], folder: Path) -> dict[str, set[str]]:
     """Run checks under the tracer; return the files that ran by check, those of the server too."""
-    packages = sources.our_packages()
+    packages = own_code.our_packages()
     below = os.pathsep.join(str(path.resolve()) + os.sep for path in packages.values())
     out = folder / "ran.json"
     paths = [str(TRACING), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

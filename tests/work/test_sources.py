@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import zipfile
+from pathlib import Path
 
 import pytest
 
-from ckpt_conformance.work import sources
+from ckpt_conformance.work import own_code, sources
 from ckpt_conformance.work.sources import SourceTree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def tree_of(folder: Path, **texts: str) -> SourceTree:
@@ -132,7 +130,7 @@ def test_what_is_no_code_of_the_users_does_not_count(outside: Path, name: str) -
 def test_where_there_is_too_much_code_nothing_is_ever_the_same(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "MOST_FILES", len(list(outside.rglob("*.py"))) // 2)
+    monkeypatch.setattr(own_code, "MOST_FILES", len(list(outside.rglob("*.py"))) // 2)
     assert sources.code_outside() != sources.code_outside()
 
 
@@ -175,5 +173,81 @@ def test_where_there_is_too_much_code_what_is_named_counts(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (outside / "here" / "adapter.py").write_text("import beside\n")
-    monkeypatch.setattr(sources, "MOST_FILES", 2)
+    monkeypatch.setattr(own_code, "MOST_FILES", 2)
     assert sources.code_beside(["adapter"]).keys() == {"adapter.py", "beside.py"}
+
+
+@pytest.fixture
+def hidden_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a project whose code hides where a plain walk does not look."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here / "native", here / "bin", tmp_path / "linked", there):
+        folder.mkdir(parents=True)
+    added = f"import sys\nsys.path.append({str(there)!r})\nsys.path.insert(0, '{there}.zip')\n"
+    (here / "adapter.py").write_text(f"{added}import named_elsewhere\n")
+    (here / "link").symlink_to(tmp_path / "linked")
+    (tmp_path / "linked" / "back").symlink_to(here)  # no walk may go round in it
+    for name in HIDDEN:
+        if name.endswith(".zip"):
+            write_archive(tmp_path / name, "X = 1\n")
+        else:
+            (tmp_path / name).write_text("#!/bin/sh\n")
+    (here / "bin" / "executable").chmod(0o755)
+    (here / "bin" / "note").write_text("only a text\n")
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(here)
+    return tmp_path
+
+
+HIDDEN = (
+    "linked/code.py",
+    "there/named_elsewhere.py",
+    "there.zip",
+    "here/sourceless.pyc",
+    "here/native/liby.so.1",
+    "here/native/liby.so.1.2.3",
+    "here/bin/script",
+    "here/bin/executable",
+    "here/inside.zip",
+)
+
+
+def write_archive(path: Path, text: str) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("in_archive.py", text)
+
+
+def edit(path: Path) -> None:
+    if path.suffix == ".zip":
+        write_archive(path, "X = 2\n")
+    else:
+        path.write_text(path.read_text() + "# edited\n")
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_code_counts_wherever_it_hides(hidden_code: Path, name: str) -> None:
+    outside, beside = sources.code_outside(), sources.code_beside(["adapter"])
+    assert (outside, beside) == (sources.code_outside(), sources.code_beside(["adapter"]))
+    edit(hidden_code / name)
+    assert sources.code_outside() != outside
+    changed = {
+        file for file, digest in sources.code_beside(["adapter"]).items() if beside[file] != digest
+    }
+    assert [Path(file).name for file in changed] == [Path(name).name]
+
+
+def test_a_text_and_an_archive_of_data_are_no_code(hidden_code: Path) -> None:
+    with zipfile.ZipFile(hidden_code / "here" / "data.zip", "w") as archive:
+        archive.writestr("table.csv", "1")
+    files = sources.code_beside(["adapter"])
+    assert not {"data.zip", "bin/note"} & files.keys()
+
+
+def test_a_link_to_a_folder_of_data_without_end_is_not_walked_to_its_end(
+    hidden_code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(60):
+        (hidden_code / "linked" / f"{number}.bin").touch()
+    monkeypatch.setattr(own_code, "MOST_NAMES", 50)
+    assert sources.code_outside() != sources.code_outside()
+    assert "adapter.py" in sources.code_beside(["adapter"])
