@@ -22,6 +22,7 @@ from ckpt_conformance.processes.scratch import session
 from ckpt_conformance.report import certificate, environment, files
 from ckpt_conformance.work import sources
 from ckpt_conformance.work.identity import Identity, identity
+from ckpt_conformance.work.own_code import CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -273,7 +274,7 @@ def files_of(script: Script) -> list[Path]:
 
 def is_code(path: Path) -> bool:
     """Return whether a file is one of code, beside which lies what it imports."""
-    return path.name.endswith(sources.CODE)
+    return CODE.fullmatch(path.name) is not None
 
 
 def _is_small(path: Path) -> bool:

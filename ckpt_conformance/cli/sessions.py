@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.cluster.client import Result
     from ckpt_conformance.cluster.place import Place
     from ckpt_conformance.plugin.depends import Inputs
+    from ckpt_conformance.plugin.openings import Seen
     from ckpt_conformance.plugin.options import CheckOptions, SessionOptions
     from ckpt_conformance.plugin.plan import CheckItem
     from ckpt_conformance.work.items import Plan
@@ -119,8 +120,10 @@ def run(
     """
     work = work or Work()
     writer = Writer(work.results)
+    one = _Run(options, what, described, work, writer)
     with contextlib.suppress(KeyboardInterrupt), writer:
-        _Run(options, what, described, work, writer).run()
+        one.run()
+    _say_not_kept(one.not_kept)
     if not any(isinstance(line, Header) for line in writer.lines):
         return Session(None, {}, {}, interrupted=True)
     session = session_of(gather(writer.lines))
@@ -130,6 +133,13 @@ def run(
         what = "that enter nothing of what the mutant changes"
         terminal.say(f"{terminal.count(unreached, 'check')} {what}: as without it", error=True)
     return session
+
+
+def _say_not_kept(reasons: Mapping[str, str]) -> None:
+    """Say which results were not put into the cache, and why: they will run again."""
+    by_reason = Counter(f"{item.partition(' ')[0]}: {why}" for item, why in reasons.items())
+    for reason, number in sorted(by_reason.items()):
+        terminal.say(f"{terminal.count(number, 'result')} not kept: {reason}", error=True)
 
 
 class _Run:
@@ -154,6 +164,8 @@ class _Run:
         self.done = 0
         scratch = environment.filesystem_type(Path(tempfile.gettempdir()))
         self.inputs = depends.inputs(options, scratch) if work.cache else None
+        self.server: Path | None = None  # the folder of ours
+        self.not_kept: dict[str, str] = {}  # by item: why it is not in the cache
 
     def run(self) -> None:
         with Progress(self.what) as self.progress:
@@ -172,10 +184,14 @@ class _Run:
         if not left.items and self._describe_from_cache():
             return
         with scratch_folder() as scratch:
-            served = facts.serve(self.options.adapters, self.described, self.options.device)
+            served = facts.serve(
+                *(self.options.adapters, self.described, self.options.device),
+                notes_opened=self.inputs is not None,
+            )
             with served as (server, infos):
+                self.server = Path(server).parent
                 for name, info in infos.items():
-                    self._describe(name, info)
+                    self._describe(name, info, {name: self._seen(name)})
                 if left.items:
                     self._run_suites(left, server, scratch)
 
@@ -185,21 +201,25 @@ class _Run:
         from ckpt_conformance.cluster import client
 
         asked = replace(self.options, out=None, server="", selection=None).to_plain()
-        request = remote.Request(asked, tuple(self.described), self.options.out is not None)
+        request = remote.Request(
+            *(asked, tuple(self.described), self.options.out is not None),
+            notes_opened=self.inputs is not None,
+        )
         identity = remote.identity_of(self.options.adapters)
         content = msgspec.json.encode(request)
         with client.connect(place, remote.FUNCTION, content, identity) as cluster:
             workers = _Workers(cluster.facts, self.inputs)
             self._begin(workers.environment())
             for name, info in workers.infos().items():
-                self._describe(name, info, workers.inputs())
+                self._describe(name, info, workers.seen(), workers.inputs())
             left = self.plan.without(self._known(workers.inputs()))
             if out := self.options.out:
                 cluster.on_files = lambda files: remote.unpack_bundles(files, out)
             try:
                 for result in cluster.run(left.items):
                     outcome = self._outcome_of(result)
-                    self._keep(outcome, workers.inputs_of(result.worker))
+                    seen = remote.seen_in(result.content)
+                    self._keep(outcome, workers.inputs_of(result.worker), seen)
                     self._step(outcome)
             except client.LostError as error:
                 self._lose(left, str(error))
@@ -250,14 +270,18 @@ class _Run:
         self.progress(self.done, len(self.plan.items), outcome)
 
     def _describe(
-        self, name: str, info: AdapterInfo, machines: Sequence[Inputs | None] = ()
+        self,
+        name: str,
+        info: AdapterInfo,
+        seen: Mapping[str, Seen],
+        machines: Sequence[Inputs | None] = (),
     ) -> None:
         """Write what an adapter says of itself, and keep it for the machines that it said so on."""
         fact = msgspec.json.encode(info)
         self.writer.write(Fact(subject=name, fact=msgspec.Raw(fact)))
         for inputs in machines or [self.inputs]:
-            if self.work.cache and inputs:
-                self.work.cache.put(inputs.of_adapter(name), fact)
+            if self.work.cache and inputs and not seen[name].why_not:
+                self.work.cache.put(inputs.of_adapter(name), fact, seen[name].opened)
 
     def _describe_from_cache(self) -> bool:
         """Write what all adapters say of themselves, if that is known: no server is needed."""
@@ -279,7 +303,7 @@ class _Run:
         def take(done: int, _: int, outcome: CheckOutcome | None) -> None:
             del done
             if outcome is not None:
-                self._keep(outcome, self.inputs)
+                self._keep(outcome, self.inputs, self._seen(outcome.adapter))
                 self._step(outcome)
 
         whole = len(left.items) == len(self.plan.items) and self.work.shard == Shard()
@@ -333,15 +357,31 @@ class _Run:
         bad = {Verdict.VIOLATION, Verdict.NOT_MET}
         return self.options.out is not None and _outcome(content).verdict in bad
 
-    def _keep(self, outcome: CheckOutcome, inputs: Inputs | None = None) -> None:
-        """Write an outcome as it comes; what may be the machine's doing is not cached."""
+    def _seen(self, adapter: str) -> Seen:
+        """Return what results of an adapter depend on that were found here."""
+        from ckpt_conformance.plugin import openings
+
+        if self.inputs is None or self.server is None:
+            return openings.Seen()
+        return openings.of_adapter(self.server, adapter)
+
+    def _keep(
+        self, outcome: CheckOutcome, inputs: Inputs | None = None, seen: Seen | None = None
+    ) -> None:
+        """Write an outcome as it comes; what may be the machine's doing is not cached.
+
+        Nor is what depends on something that cannot be held against what is there later.
+        """
         from ckpt_conformance.cli.remote import checks as remote
 
         name, content = remote.item_of(outcome), remote.encode(outcome)
         self._write(name, content, "run")
         item = self.items.get(name)
         if item and self.work.cache and inputs and outcome.verdict is not Verdict.UNKNOWN:
-            self.work.cache.put(inputs.of(item), content)
+            if seen and seen.why_not:
+                self.not_kept[name] = seen.why_not
+            else:
+                self.work.cache.put(inputs.of(item), content, seen.opened if seen else {})
 
     def _write(self, item: str, content: bytes, origin: Origin) -> None:
         self.writer.write(Line(item=item, origin=origin, result=msgspec.Raw(content)))
@@ -354,6 +394,10 @@ class _Workers:
         self._raw, self._inputs = facts, inputs
         self._machines: dict[str, Inputs] = {}  # by a digest of the machine
         self._of: dict[str, Inputs] = {}  # by worker
+
+    def seen(self) -> dict[str, Seen]:
+        """Return what the descriptions of adapters depend on that `infos` gives."""
+        return next(iter(self._facts().values())).seen
 
     def environment(self) -> dict[str, str | int | None]:
         from ckpt_conformance.cli.remote import checks as remote

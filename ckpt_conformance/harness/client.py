@@ -15,7 +15,7 @@ from msgspec import structs
 
 from ckpt_conformance.contract import journal
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.harness import messages
+from ckpt_conformance.harness import messages, opened
 from ckpt_conformance.harness.messages import Ended, ExitKind, NotReady, Program, Ready, Report
 from ckpt_conformance.harness.reach import FunctionTable, Marks
 from ckpt_conformance.processes import lifecycle, unix_sockets
@@ -166,12 +166,18 @@ class Server:
     """A running fork server; a context manager."""
 
     def __init__(
-        self, adapters: tuple[str, ...] = (), *, reach: str = "", statements: bool = False
+        self,
+        adapters: tuple[str, ...] = (),
+        *,
+        reach: str = "",
+        statements: bool = False,
+        notes_opened: bool = False,
     ) -> None:
         """Start it and wait until it is ready; raises ServerError with its reason.
 
         `reach` is a package: which of its functions are entered is then seen in `marks`, and with
-        `statements` which of their statements are run. Raises RequestError where the machine's
+        `statements` which of their statements are run. With `notes_opened` what adapters open is
+        noted (see `opened`). Raises RequestError where the machine's
         policy keeps a process from waiting for another one.
         """
         _require_pidfd()
@@ -181,6 +187,9 @@ class Server:
         if reach:
             table = FunctionTable.of(reach, statements=statements)
             self.marks = Marks(self.folder / "marks", table)
+        if notes_opened:
+            opened.prepare(self.folder)
+        self.notes_opened = notes_opened
         self.socket = str(self.folder / "s")
         self.log = (self.folder / "log").open("w+")
         self.process = self._start(adapters, reach)
@@ -207,6 +216,7 @@ class Server:
             *lifecycle.interpreter(*server, self.socket, *adapters),
             *(["--reach", str(self.folder / "marks"), reach] if reach else []),
             *(["--statements"] if self.marks and self.marks.table.statements else []),
+            *(["--opened"] if self.notes_opened else []),
             *(word for name in pages for word in ("--own-setting", name)),
         ]
         temporary = self.folder / "tmp"  # what a killed child leaves in TMPDIR goes with the server

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def serve(
-    names: Sequence[str], described: Sequence[str], device: str = devices.CPU
+    names: Sequence[str],
+    described: Sequence[str],
+    device: str = devices.CPU,
+    *,
+    notes_opened: bool = False,
 ) -> Generator[tuple[str, dict[str, registry.AdapterInfo]]]:
     """Start the fork server of a session; yield its socket and the facts of `described` adapters.
 
@@ -32,7 +36,7 @@ def serve(
     """
     for name in names:
         registry.check_name(name)
-    with Server(tuple(names)) as server:
+    with Server(tuple(names), notes_opened=notes_opened) as server:
         yield server.socket, describe(server, names, described, device)
 
 

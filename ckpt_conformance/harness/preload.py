@@ -22,7 +22,7 @@ from msgspec import structs
 
 from ckpt_conformance.contract import DEFAULT_KIND, registry
 from ckpt_conformance.contract.registry import PACKAGE, AdapterError, Refusal
-from ckpt_conformance.harness import messages
+from ckpt_conformance.harness import messages, opened
 from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.processes.lifecycle import Waited
 
@@ -59,12 +59,11 @@ class Trial(messages.Message, frozen=True):
 
 
 def preload(adapters: Sequence[str], owner: int = -1) -> Preloaded:
-    """Import torch and the adapters that may be forked; say what is to be done with the others.
+    """Import the adapters that may be forked, after `warm_up`; say what is to be done with others.
 
     `owner` is a descriptor that gets readable when nobody waits for this any more: then it ends the
     process.
     """
-    warm_up()
     is_clean = lifecycle.threads() == 1  # else torch has imported a backend that starts threads
     trials = _try_all(adapters, owner, is_clean=is_clean)
     refused = {name: trial.refusal for name, trial in trials.items() if trial.refusal}
@@ -186,6 +185,7 @@ def _child(names: Sequence[str], note: Path, output: Path, *, anew: bool) -> Non
     lifecycle.die_with_parent()
     lifecycle.redirect_output(output)
     if anew:
+        opened.hand_over()
         command = lifecycle.interpreter("ckpt_conformance.harness.preload", str(note), *names)
         os.execv(command[0], command)  # noqa: S606  our own interpreter
     _leave_note(names, note)
@@ -224,6 +224,7 @@ def _is_foreign(module: str) -> bool:
 def main() -> None:
     """Try adapters in this new interpreter: run by `-m` with NOTE ADAPTER..."""
     importlib.import_module("ckpt_conformance.harness.child")  # as what runs their programs does
+    opened.take_over()
     _leave_note(sys.argv[2:], Path(sys.argv[1]))
 
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from ckpt_conformance.harness import messages, reach
+from ckpt_conformance.harness import messages, opened, reach
 from ckpt_conformance.harness.messages import Ended, NotReady, Program, Ready
-from ckpt_conformance.harness.preload import Preloaded, import_named, preload
+from ckpt_conformance.harness.preload import Preloaded, import_named, preload, warm_up
 from ckpt_conformance.processes import hugepages, lifecycle, orphans, scratch, unix_sockets
 from ckpt_conformance.trace import notify, supervised
 from ckpt_conformance.trace.supervised import Supervision
@@ -112,6 +112,7 @@ class Server:
             lifecycle.die_with_parent()  # however the server ends
             lifecycle.redirect_output(program.output)
             self.listener.close()
+            opened.begin(program.adapter)
             if refusal := self.preloaded.refused.get(program.adapter):
                 sys.exit(str(refusal))
             anew = program.isolation == "exec" or program.adapter in self.preloaded.anew
@@ -159,6 +160,7 @@ def _become_an_interpreter(program: Program) -> NoReturn:
     source.write_bytes(messages.encode(program))
     command = lifecycle.interpreter("ckpt_conformance.harness.child", str(source))
     os.environ["PYTHONHASHSEED"] = str(program.hash_seed)
+    opened.hand_over()
     os.execv(command[0], command)  # noqa: S606  our own interpreter
 
 
@@ -202,6 +204,7 @@ def main() -> None:
     parser.add_argument("adapters", nargs="*")
     parser.add_argument("--reach", nargs=2, metavar=("FILE", "PACKAGE"))
     parser.add_argument("--statements", action="store_true")
+    parser.add_argument("--opened", action="store_true")
     parser.add_argument("--own-setting", action="append", default=[], metavar="VARIABLE")
     arguments = parser.parse_args()
     for variable in arguments.own_setting:  # of this interpreter alone, not of what it starts
@@ -230,6 +233,9 @@ def _serve(arguments: argparse.Namespace) -> None:
         if arguments.reach:
             file, package = arguments.reach
             reach.install(Path(file), package, statements=arguments.statements)
+        warm_up()
+        if arguments.opened:
+            opened.install(Path(arguments.socket).parent)
         preloaded = preload(arguments.adapters, os.pidfd_open(arguments.owner))
         server = Server(arguments.socket, preloaded)
     except Exception as error:  # noqa: BLE001  the client prints it

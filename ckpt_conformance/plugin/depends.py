@@ -104,7 +104,7 @@ class Inputs:
             "adapter": adapter,
             "device": self.options.device,
             "sources": self._digests[key],
-            "outside": "" if _is_ours(adapter) else self._outside,
+            "outside": "" if is_ours(adapter) else self._outside,
             "machine": self._machine,
         }
 
@@ -156,7 +156,7 @@ def adapter_modules(name: str) -> tuple[str, ...]:
     return (module,)
 
 
-def _is_ours(name: str) -> bool:
+def is_ours(name: str) -> bool:
     """Return whether an adapter is one of this suite."""
     return all(module.partition(".")[0] in our_packages() for module in adapter_modules(name))
 
@@ -166,7 +166,7 @@ def adapter_version(name: str) -> str:
 
     Empty for one of this suite. Raises registry.AdapterError for an unknown name.
     """
-    if _is_ours(name):
+    if is_ours(name):
         return ""
     known = importlib.metadata.packages_distributions()
     tops = {module.partition(".")[0] for module in adapter_modules(name)}
@@ -180,7 +180,7 @@ def own_code(adapters: Iterable[str]) -> dict[str, str]:
 
     Raises registry.AdapterError for an unknown name.
     """
-    foreign = [name for name in adapters if not _is_ours(name)]
+    foreign = [name for name in adapters if not is_ours(name)]
     return code_beside([module for name in foreign for module in adapter_modules(name)])
 
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.work import openings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,7 @@ KeyParts = dict[str, Any]
 """What a result depends on, by name: plain values, hashed as JSON."""
 
 MARKER = "ckpt-conformance-cache"  # a file that says whose folder this is
-SCHEMA = "ckpt-conformance/cache/v1"
+SCHEMA = "ckpt-conformance/cache/v2"
 
 
 class Entry(Struct, frozen=True):
@@ -34,8 +35,9 @@ class Entry(Struct, frozen=True):
 
     schema: str
     inputs: KeyParts
-    digest: str  # of the content: a file that was damaged is not believed
+    digest: str  # of the content and of what was opened: a file that was damaged is not believed
     content: msgspec.Raw
+    opened: dict[str, str] = {}  # what was seen to be opened when it was found out (`openings`)
 
 
 def key_of(inputs: Mapping[str, Any]) -> str:
@@ -73,22 +75,31 @@ class Cache:
         return cls(folder)
 
     def get(self, key: str) -> bytes | None:
-        """Return the content that is kept under a key; None if there is none that can be read."""
+        """Return the content that is kept under a key; None if there is none that can be read.
+
+        Nor is there any where a file or a variable that its run has opened is another one now.
+        """
         try:
             entry = msgspec.json.decode(self._path(key).read_bytes(), type=Entry)
         except (OSError, msgspec.DecodeError):
             return None
         content = bytes(entry.content)
-        is_whole = entry.schema == SCHEMA and entry.digest == _digest(content)
-        return content if is_whole and key_of(entry.inputs) == key else None
+        is_whole = entry.schema == SCHEMA and entry.digest == _digest(content, entry.opened)
+        is_right = is_whole and key_of(entry.inputs) == key
+        return content if is_right and openings.is_as_it_was(entry.opened) else None
 
-    def put(self, inputs: Mapping[str, Any], content: bytes) -> None:
-        """Keep a content, which is JSON, under the digest of its inputs.
+    def put(
+        self, inputs: Mapping[str, Any], content: bytes, opened: Mapping[str, str] | None = None
+    ) -> None:
+        """Keep a content, which is JSON, under the digest of its inputs, with what it has opened.
 
         A disk that is full loses the entry, and nothing else: the result itself is already known.
         """
         path = self._path(key_of(inputs))
-        entry = Entry(SCHEMA, dict(inputs), _digest(content), msgspec.Raw(content))
+        entry = Entry(
+            *(SCHEMA, dict(inputs), _digest(content, opened or {}), msgspec.Raw(content)),
+            opened=dict(opened or {}),
+        )
         try:
             path.parent.mkdir(exist_ok=True)
             trees.write_whole(path, msgspec.json.encode(entry))
@@ -99,5 +110,7 @@ class Cache:
         return self.folder / key[:2] / f"{key}.json"
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def _digest(content: bytes, opened: Mapping[str, str]) -> str:
+    found = hashlib.blake2b(content, digest_size=16)
+    found.update(msgspec.json.encode(opened, order="sorted"))
+    return found.hexdigest()

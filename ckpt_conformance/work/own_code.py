@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import site
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ckpt_conformance.contract import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ def our_packages(package: Path = PACKAGE) -> dict[str, Path]:
 
 def is_installed(path: Path) -> bool:
     """Return whether a path lies where packages are installed, or Python itself."""
-    return any(path.is_relative_to(place) for place in _INSTALLED)
+    return any(path.is_relative_to(place) for place in installed.places())
 
 
 def places_outside() -> list[Path]:
@@ -133,9 +133,3 @@ def _is_program(path: Path) -> bool:
             return file.read(2) == b"#!"
     except OSError:
         return False
-
-
-_INSTALLED = {
-    Path(place).resolve()
-    for place in (*site.getsitepackages(), sysconfig.get_path("stdlib"), site.getusersitepackages())
-}

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.registry import AdapterInfo
-from ckpt_conformance.plugin import batches, depends, plan
+from ckpt_conformance.plugin import batches, depends, openings, plan
+from ckpt_conformance.plugin.openings import Seen
 from ckpt_conformance.plugin.options import CheckOptions, SessionOptions
 from ckpt_conformance.plugin.plan import CheckItem
 from ckpt_conformance.report import environment
@@ -41,6 +42,7 @@ class Request(Struct, frozen=True):
     options: dict[str, Any]  # as CheckOptions writes them
     described: tuple[str, ...]
     keeps_bundles: bool
+    notes_opened: bool = False  # whether the client has a cache
 
 
 class Facts(Struct, frozen=True):
@@ -49,6 +51,13 @@ class Facts(Struct, frozen=True):
     machine: dict[str, Any]
     environment: Environment
     infos: dict[str, AdapterInfo]
+    seen: dict[str, Seen]  # what these depend on
+
+
+class _Sent(Struct, frozen=True):
+    """The part of a result that is for the cache."""
+
+    seen: Seen = Seen()
 
 
 def identity_of(adapters: Sequence[str]) -> Identity:
@@ -73,7 +82,7 @@ def run_checks(feed: Feed) -> None:
     feed.require(identity(environment.suite_commit(), {}))
     for name in options.adapters:
         registry.check_name(name)
-    with Server(options.adapters) as server:
+    with Server(options.adapters, notes_opened=request.notes_opened) as server:
         facts = _facts(server, request, options)  # what cannot be imported is told first
         feed.require(own_identity_of(options.adapters))
         plan.checks()  # imports the suites now, and not in the first batch
@@ -84,7 +93,7 @@ def run_checks(feed: Feed) -> None:
             server=str(server.socket),
             out=feed.files if request.keeps_bundles else None,
         )
-        batches.run(_checks(feed), session, server, lambda outcome: _put(feed, outcome))
+        batches.run(_checks(feed), session, server, lambda outcome: _put(feed, server, outcome))
 
 
 def _checks(feed: Feed) -> Iterator[tuple[CheckItem, ...]]:
@@ -92,8 +101,17 @@ def _checks(feed: Feed) -> Iterator[tuple[CheckItem, ...]]:
         yield tuple(msgspec.json.decode(item, type=CheckItem) for item in batch.items)
 
 
-def _put(feed: Feed, outcome: CheckOutcome) -> None:
-    feed.put(item_of(outcome), encode(outcome), outcome.seconds)
+def _put(feed: Feed, server: Server, outcome: CheckOutcome) -> None:
+    feed.put(item_of(outcome), encode(outcome, _seen(server, outcome.adapter)), outcome.seconds)
+
+
+def _seen(server: Server, adapter: str) -> Seen:
+    return openings.of_adapter(server.folder, adapter) if server.notes_opened else Seen()
+
+
+def seen_in(content: bytes) -> Seen:
+    """Return what a result depends on that a worker sent; `content` may be empty."""
+    return msgspec.json.decode(content, type=_Sent).seen if content else Seen()
 
 
 def item_of(outcome: CheckOutcome) -> str:
@@ -101,9 +119,12 @@ def item_of(outcome: CheckOutcome) -> str:
     return f"{outcome.adapter} {outcome.check}"
 
 
-def encode(outcome: CheckOutcome) -> bytes:
-    """Write an outcome as the result of a line."""
-    return msgspec.json.encode(outcome.to_message() | {"evidence": plain(outcome.evidence)})
+def encode(outcome: CheckOutcome, seen: Seen | None = None) -> bytes:
+    """Write an outcome as the result of a line; on its way to the client with what was seen."""
+    more: dict[str, Any] = {"evidence": plain(outcome.evidence)}
+    if seen is not None:
+        more["seen"] = seen
+    return msgspec.json.encode(outcome.to_message() | more)
 
 
 def _facts(server: Server, request: Request, options: CheckOptions) -> msgspec.Raw:
@@ -113,7 +134,8 @@ def _facts(server: Server, request: Request, options: CheckOptions) -> msgspec.R
     scratch = Path(tempfile.gettempdir())
     infos = facts.describe(server, options.adapters, request.described, options.device)
     machine = depends.machine(environment.filesystem_type(scratch))
-    described = Facts(machine, environment.describe_environment(scratch), infos)
+    seen = {name: _seen(server, name) for name in request.described}
+    described = Facts(machine, environment.describe_environment(scratch), infos, seen)
     return msgspec.Raw(msgspec.json.encode(described))
 
 

@@ -1,0 +1,99 @@
+"""What a result was found to depend on while it ran: files, folders, variables, by their digests.
+
+A result is kept with these (`cache.Entry.opened`), and is taken only where each of them is the same
+again. Who reads the same code and the same contents opens the same again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.work.own_code import CODE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ABSENT = "absent"
+Opened = dict[str, str]
+"""Digests by kind and name: `file ./settings.json`, relative below the working directory."""
+
+
+def key(kind: str, name: str) -> str:
+    """Write what was opened, as the same on another machine with its own working directory."""
+    here = f"{Path.cwd()}/"
+    is_path = kind in {"file", "folder", "modules"}
+    below = f"{name}/".startswith(here) if is_path else False
+    return f"{kind} ./{name.removeprefix(here)}" if below else f"{kind} {name}"
+
+
+def digest(kind: str, name: str) -> str:
+    """Return a digest of what it is now; raises KeyError for an unknown kind."""
+    return _DIGESTS[kind](name)
+
+
+def is_as_it_was(opened: Mapping[str, str]) -> bool:
+    """Return whether all that a result depends on is the same now."""
+    parts = ((*one.partition(" "), was) for one, was in opened.items())
+    return all(kind in _DIGESTS and digest(kind, name) == was for kind, _, name, was in parts)
+
+
+def _of_variable(name: str) -> str:
+    value = os.environ.get(name)
+    return ABSENT if value is None else _short(value)
+
+
+def _of_file(name: str) -> str:
+    try:
+        found = Path(name).stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe is never opened: nobody may write to it
+            return f"of kind {stat.S_IFMT(found.st_mode):o}"
+        stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if _read.get(name, ((), ""))[0] != stamp:
+            with Path(name).open("rb") as file:
+                _read[name] = (stamp, hashlib.file_digest(file, _hash).hexdigest())
+        return _read[name][1]
+    except (OSError, ValueError):
+        return ABSENT
+
+
+def _of_folder(name: str) -> str:
+    try:
+        return _short("\0".join(_names_in(name)))
+    except (OSError, ValueError):
+        return ABSENT
+
+
+def _of_modules(name: str) -> str:
+    """Digest the names in a folder that an import may find; other files come and go there."""
+    try:
+        names = _names_in(name)
+    except (OSError, ValueError):
+        return ABSENT
+    here = Path(name)
+    found = (one for one in names if CODE.fullmatch(one) or (here / one / "__init__.py").exists())
+    return _short("\0".join(found))
+
+
+def _names_in(folder: str) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def _short(text: str) -> str:
+    return _hash(text.encode(errors="surrogateescape")).hexdigest()
+
+
+def _hash(data: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)
+
+
+_read: dict[str, tuple[tuple[int, ...], str]] = {}  # of files: when they were read, and the digest
+_DIGESTS: dict[str, Callable[[str], str]] = {
+    "file": _of_file,
+    "folder": _of_folder,
+    "modules": _of_modules,
+    "variable": _of_variable,
+}

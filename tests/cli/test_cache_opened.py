@@ -1,0 +1,148 @@
+"""`certify --cache` on a manager whose verdict hangs on what no key knows of before it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MANAGER = """
+import json, os, sys
+from pathlib import Path
+import torch
+from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
+
+HERE = Path(__file__).parent
+
+
+class Driver:
+    def __init__(self, root):
+        self.root = Path(root)
+
+    def save(self, job, step):
+        state = {name: part.state_dict() for name, part in job.components.items()}
+        torch.save({"step": step, "state": state}, self.root / f"step-{step}.pt")
+
+    def load(self, job, step=None):
+        step = max(self.steps()) if step is None else step
+        if is_broken():
+            raise RuntimeError("planted")
+        saved = torch.load(self.root / f"step-{step}.pt", weights_only=True)
+        for name, part in job.components.items():
+            part.load_state_dict(saved["state"][name])
+        return saved["step"]
+
+    def steps(self):
+        return sorted(int(path.stem[5:]) for path in self.root.glob("step-*.pt"))
+
+    def close(self):
+        pass
+
+
+class Adapter(AdapterBase):
+    isolation = "fork"
+
+    def open(self, root, options):
+        return Driver(root)
+
+
+def make():
+    steps = frozenset({Capability.STEPS, Capability.EXPLICIT_STEP})
+    return Adapter(name="theirs", version="1.0", holds=EVERYTHING, capabilities=steps)
+
+
+def is_broken():
+"""
+SETTINGS = "    return json.loads((HERE / 'settings.json').read_text())['broken']\n"
+MADE_UP = (
+    "    sys.path.append(str(HERE.parent / 'there')); import there_only; return there_only.BROKEN\n"
+)
+VARIABLE = "    return bool(os.environ.get('THEIRS_' + 'BROKEN'))\n"
+PROGRAM = "    import subprocess; return subprocess.run(['false']).returncode == 0\n"
+
+
+class Project:
+    """A folder with a manager, and runs of one check of it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder; the manager is to be written yet."""
+        self.here = folder / "here"
+        self.here.mkdir()
+        (folder / "there").mkdir()
+        (self.here / "settings.json").write_text('{"broken": 0}')
+        (folder / "there" / "there_only.py").write_text("BROKEN = 0\n")
+        self.environment = {"PYTHONPATH": str(self.here), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def write(self, text: str) -> None:
+        (self.here / "theirs.py").write_text(MANAGER + text)
+
+    def run(self, *words: str) -> tuple[int, str]:
+        """Return the exit status and what was said on standard error."""
+        command = [sys.executable, "-m", "ckpt_conformance", "certify", "theirs:make"]
+        command += ["--only", "CKC-SMOK-001", "--cache", "../cache", "--out", "../out", *words]
+        done = subprocess.run(
+            command,
+            cwd=self.here,
+            env=os.environ | self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        return done.returncode, done.stderr
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def break_settings(project: Project) -> None:
+    (project.here / "settings.json").write_text('{"broken": 1}')
+
+
+def break_module(project: Project) -> None:
+    (project.here.parent / "there" / "there_only.py").write_text("BROKEN = 1\n")
+
+
+def break_variable(project: Project) -> None:
+    project.environment["THEIRS_BROKEN"] = "1"
+
+
+CASES = [
+    pytest.param(SETTINGS, break_settings, "fork", id="settings"),
+    pytest.param(MADE_UP, break_module, "fork", id="module", marks=pytest.mark.slow),
+    pytest.param(VARIABLE, break_variable, "fork", id="variable", marks=pytest.mark.slow),
+    pytest.param(SETTINGS, break_settings, "spawn", id="spawn", marks=pytest.mark.slow),
+    pytest.param(SETTINGS, break_settings, "exec", id="exec", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("text", "breaks", "isolation"), CASES)
+def test_what_a_run_has_opened_is_held_against_what_is_there(
+    text: str, breaks: Callable[[Project], None], isolation: str, project: Project
+) -> None:
+    project.write(text)
+    module = project.here / "theirs.py"
+    module.write_text(module.read_text().replace('"fork"', f'"{isolation}"'))
+    assert project.run()[0] == 0
+    status, err = project.run()
+    assert (status, "1 result from the cache" in err) == (0, True)
+    breaks(project)
+    status, err = project.run()
+    assert (status, "from the cache" in err) == (1, False)
+
+
+def test_a_result_of_a_run_that_starts_a_program_is_not_kept(project: Project) -> None:
+    project.write(PROGRAM)
+    for _ in range(2):
+        status, err = project.run()
+        assert (status, "from the cache" in err) == (0, False)
+        assert "1 result not kept: theirs:make: it starts false, and what a program reads" in err

@@ -1,0 +1,154 @@
+"""What a run opens is noted: against what it does, and against a tracer of system calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ckpt_conformance.harness import opened
+
+PREPARE = """
+import sys
+from pathlib import Path
+from ckpt_conformance.harness import opened
+
+if TYPE_CHECKING:
+    from pathlib import Path
+server = Path(sys.argv[1])
+opened.prepare(server)
+opened.install(server)
+opened.begin("theirs")
+import ctypes, importlib, io, json, os, signal, socket, subprocess, threading
+there = Path(sys.argv[2])
+"""
+SEEN = {
+    "read": ("json.loads((there / 'a.json').read_text())", "file", "a.json"),
+    "read by descriptor": ("os.close(os.open(there / 'a.json', os.O_RDONLY))", "file", "a.json"),
+    "looked for": ("(there / 'no.json').exists() or open(there / 'no.json')", "file", "no.json"),
+    "read and written": ("open(there / 'a.json', 'r+').close()", "file", "a.json"),
+    "imported": ("sys.path.append(str(there)); import in_there", "file", "in_there.py"),
+    "looked into": ("sys.path.append(str(there)); import in_there", "modules", ""),
+    "listed": ("list(there.iterdir())", "folder", ""),
+    "searched": ("list(there.glob('*.json'))", "folder", ""),
+    "a library": ("ctypes.CDLL(str(there / 'liby.so.1'))", "file", "liby.so.1"),
+    "in a thread": (
+        "t = threading.Thread(target=open, args=(there / 'a.json',)); t.start(); t.join()",
+        "file",
+        "a.json",
+    ),
+    "in a fork": ("os.fork() or open(there / 'a.json'); os.wait()", "file", "a.json"),
+    "before a kill": (
+        "open(there / 'a.json'); os.kill(os.getpid(), signal.SIGKILL)",
+        "file",
+        "a.json",
+    ),
+}
+
+
+def run(tmp_path: Path, text: str, *before: str) -> opened.Opened:
+    """Run a text under the hook; return what was noted."""
+    there, server = tmp_path / "there", tmp_path / "server"
+    for folder in (there, server):
+        folder.mkdir()
+    (there / "a.json").write_text("{}")
+    (there / "in_there.py").write_text("X = 1\n")
+    (there / "liby.so.1").write_text("no library")
+    words = [*before, sys.executable, "-B", "-c", PREPARE + text, str(server), str(there)]
+    subprocess.run(words, check=False, capture_output=True, cwd=tmp_path, timeout=120)
+    return opened.read(server, "theirs")
+
+
+def names(found: opened.Opened, kind: str) -> set[str]:
+    return {note.name for note in found.notes if note.kind == kind}
+
+
+@pytest.mark.parametrize("what", SEEN)
+def test_what_is_opened_is_noted(what: str, tmp_path: Path) -> None:
+    text, kind, name = SEEN[what]
+    found = run(tmp_path, text)
+    assert found.is_whole
+    assert str(tmp_path / "there" / name) in names(found, kind)
+
+
+def test_variables_programs_and_addresses_are_noted(tmp_path: Path) -> None:
+    found = run(
+        tmp_path,
+        "os.environ.get('ONE'); os.getenv('TWO'); 'THREE' in os.environ\n"
+        "subprocess.run(['true']); os.system('false 1')\n"
+        "s = socket.socket(); s.connect_ex(('127.0.0.1', 1))\n",
+    )
+    assert {"ONE", "TWO", "THREE"} <= names(found, "variable")
+    assert {"true", "false"} <= names(found, "program")
+    assert names(found, "address") == {"127.0.0.1:1"}
+
+
+def test_what_a_run_writes_itself_and_what_is_installed_is_not_noted(tmp_path: Path) -> None:
+    text = "(there / 'new').write_text('1'); (there / 'new').read_text(); import email.mime.text"
+    found = run(tmp_path, text)
+    assert str(tmp_path / "there" / "new") not in names(found, "file")
+    assert not [name for name in names(found, "file") if "email" in name]
+
+
+def test_an_interpreter_that_multiprocessing_starts_is_a_program(tmp_path: Path) -> None:
+    text = (
+        "import multiprocessing as m\n"
+        "p = m.get_context('spawn').Process(target=int); p.start(); p.join()\n"
+    )
+    assert sys.executable in names(run(tmp_path, text), "program")
+
+
+def test_a_note_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """A limit of the size of files, as a check of a full disk has it."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    assert not run(tmp_path, limit + "open(there / 'a.json')").is_whole
+
+
+def test_no_notes_are_not_taken_for_nothing_opened(tmp_path: Path) -> None:
+    assert not opened.read(tmp_path, "theirs").is_whole
+
+
+MANY = """
+import glob, shutil, tomllib, zipfile
+from ctypes import cdll
+json.load(open(there / 'a.json')); (there / 'b').write_text('x')
+os.mkdir(there / 'folder'); shutil.copy(there / 'a.json', there / 'folder' / 'copy')
+for path in (there / 'a.json', there / 'in_there.py'): path.read_bytes()
+zipfile.ZipFile(there / 'z.zip', 'w').close(); zipfile.ZipFile(there / 'z.zip').namelist()
+sys.path.insert(0, str(there)); importlib.import_module('in_' + 'there')
+io.FileIO(there / 'a.json').close(); os.close(os.open('there/liby.so.1', os.O_RDONLY))
+try: open(there / 'absent.toml', 'rb')
+except OSError: pass
+"""
+READ = re.compile(r'openat\(AT_FDCWD[^,]*, "([^"]+)", O_RDONLY(?!\S*O_DIRECTORY)')
+
+
+def source_of(name: str) -> str:
+    """Return the text that compiled code was made of: an edit of it is what matters."""
+    return importlib.util.source_from_cache(name) if "__pycache__" in name else name
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_every_file_that_a_tracer_sees_is_noted(tmp_path: Path) -> None:
+    log = tmp_path / "strace"
+    words = ("strace", "-f", "-qq", "-e", "trace=openat", "-o", str(log))
+    found = run(tmp_path, MANY, *words)
+    there = str(tmp_path / "there")
+    opens = READ.findall(log.read_text())
+    below = {os.path.join(tmp_path, name) for name in opens}  # noqa: PTH118
+    below = {source_of(name) for name in below if name.startswith(f"{there}/")}
+    own = {f"{there}/z.zip", f"{there}/folder/copy"}  # which the run wrote
+    assert len(below) >= 5
+    assert below - own - names(found, "file") == set()
+
+
+def test_notes_are_lines_of_json(tmp_path: Path) -> None:
+    run(tmp_path, "open(there / 'a.json')")
+    (log,) = (p for p in (tmp_path / "server" / opened.FOLDER).iterdir() if p.name != opened.LOST)
+    assert json.loads(log.read_text().splitlines()[-1])["kind"] == "file"

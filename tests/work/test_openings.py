@@ -1,0 +1,100 @@
+"""A result is taken only where all that its run has opened is the same again."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ckpt_conformance.work import openings
+from ckpt_conformance.work.cache import Cache, key_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INPUTS = {"item": "check theirs"}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    here = tmp_path / "here"
+    (here / "plugins").mkdir(parents=True)
+    (here / "settings.json").write_text("{}")
+    (here / "plugins" / "one.py").write_text("X = 1\n")
+    (here / "plugins" / "table.csv").write_text("1")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("THEIRS", "1")
+    return here
+
+
+def opened(here: Path) -> openings.Opened:
+    names = [
+        ("file", str(here / "settings.json")),
+        ("file", str(here / "absent.json")),
+        ("modules", str(here / "plugins")),
+        ("variable", "THEIRS"),
+        ("variable", "NOT_SET"),
+    ]
+    return {openings.key(*name): openings.digest(*name) for name in names}
+
+
+CHANGES = {
+    "a file": lambda here: (here / "settings.json").write_text("[]"),
+    "a file of one size and time": lambda here: rewrite(here / "settings.json", "[]"),
+    "no file": lambda here: (here / "settings.json").unlink(),
+    "a pipe": lambda here: ((here / "settings.json").unlink(), os.mkfifo("settings.json")),
+    "a new file": lambda here: (here / "absent.json").write_text("{}"),
+    "a new module": lambda here: (here / "plugins" / "two.py").touch(),
+    "a new package": lambda here: package(here / "plugins" / "two"),
+    "a variable": lambda _: os.environ.update(THEIRS="2"),
+    "no variable": lambda _: os.environ.pop("THEIRS"),
+    "a new variable": lambda _: os.environ.update(NOT_SET=""),
+}
+
+
+def rewrite(path: Path, text: str) -> None:
+    before = path.stat()
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def package(path: Path) -> None:
+    path.mkdir()
+    (path / "__init__.py").touch()
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_an_entry_whose_run_opened_something_else_is_no_entry(
+    what: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOT_SET", "")
+    monkeypatch.delenv("NOT_SET")
+    cache = Cache.open(project.parent / "cache")
+    cache.put(INPUTS, b"{}", opened(project))
+    assert cache.get(key_of(INPUTS)) == b"{}"
+    CHANGES[what](project)
+    assert cache.get(key_of(INPUTS)) is None
+
+
+def test_what_nothing_depends_on_may_change(project: Path) -> None:
+    cache = Cache.open(project.parent / "cache")
+    cache.put(INPUTS, b"{}", opened(project))
+    (project / "other.json").touch()
+    (project / "plugins" / "table.csv").write_text("2")
+    (project / "plugins" / "new.csv").touch()
+    assert cache.get(key_of(INPUTS)) == b"{}"
+
+
+def test_an_entry_holds_in_another_working_directory(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache.open(project.parent / "cache")
+    cache.put(INPUTS, b"{}", opened(project))
+    project.rename(project.with_name("elsewhere"))
+    monkeypatch.chdir(project.with_name("elsewhere"))
+    assert cache.get(key_of(INPUTS)) == b"{}"
+
+
+def test_an_unknown_kind_is_never_the_same() -> None:
+    assert not openings.is_as_it_was({"weather fair": "1"})
