@@ -10,6 +10,7 @@ import typer
 from ckpt_conformance.cli.options import (
     Budget,
     CacheFolder,
+    Deadline,
     Device,
     Jobs,
     Names,
@@ -68,6 +69,7 @@ def certify(  # noqa: PLR0913  one parameter for each option
     budget: Spending = Budget.QUICK,
     jobs: Jobs = None,
     seed: Seed = 0,
+    deadline: Deadline = 60,
     device: OnDevice = Device.CPU,
     out: Annotated[
         Path,
@@ -104,6 +106,7 @@ def certify(  # noqa: PLR0913  one parameter for each option
         claims=_unique(claim),
         budget=str(budget),
         seed=seed,
+        deadline=float(deadline),
         device=str(device),
         jobs=jobs or environment.usable_cpus(),
         out=out,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance.cli import certify, explorations, generated, mutants
+from ckpt_conformance.cli import certify, explorations, generated, mutants, parts
 from ckpt_conformance.cli.disk import fsck
 from ckpt_conformance.cli.disk import results as fsck_results
 from ckpt_conformance.cli.sessions import session_of
@@ -48,12 +48,8 @@ def combine(
     else:
         status = _of_session(whole, results, out, as_json=as_json)
     stopped = whole.stopped if whole.undone else ()  # who was stopped after the last item lost none
-    for shards, what in ((whole.missing, "missing"), (stopped, "stopped before the end")):
-        if shards:
-            many, names = terminal.count(len(shards), "shard"), ", ".join(shards)
-            advice = "run them with the same arguments"
-            terminal.say(f"error: {many} {what}: {names}; {advice}", error=True)
-            status = UNDECIDED if status in (0, INTERRUPTED) else status
+    if parts.say_lacking(whole.missing, stopped):
+        status = UNDECIDED if status in (0, INTERRUPTED) else status
     raise typer.Exit(status)
 
 
@@ -80,19 +76,19 @@ def _options(header: lines.Header, out: Path) -> CheckOptions:
     return replace(options, out=out)
 
 
-def _certificates(session: Session, options: CheckOptions, parts: Sequence[Path]) -> int:
+def _certificates(session: Session, options: CheckOptions, files: Sequence[Path]) -> int:
     certify.prepare_files(options, None, None)
     made = certify.build_results(session, options)
     for result, folder in zip(made, certify.folders_of(options).values(), strict=True):
         for name in certificate.bundles_named(result):
-            _copy_bundle(name, folder, parts)
+            _copy_bundle(name, folder, files)
     return certify.deliver(made, options, None, None)
 
 
-def _copy_bundle(name: str, folder: Path, parts: Sequence[Path]) -> None:
+def _copy_bundle(name: str, folder: Path, files: Sequence[Path]) -> None:
     """Copy a bundle from beside the shard's results, where that kept one."""
     target = folder / "bundles" / name
-    for part in parts:
+    for part in files:
         source = part.parent / "bundles" / name
         if source.is_dir() and not target.exists():
             shutil.copytree(source, target, symlinks=True)

@@ -209,6 +209,7 @@ def combine(whole: lines.Results, paths: Sequence[Path], out: Path) -> int:
     report = _Report(whole, request, paths, out)
     for workload in request.workload:
         report.add(workload)
+    report.say_lacking()
     return report.finish()
 
 
@@ -263,6 +264,12 @@ class _Report:
             findings.unknown.append(f"{name}: nothing of it was explored{self._why()}")
         for basis in bases:
             self._explore(basis, {k: v for k, v in lines_of.items() if v.basis == basis.digest})
+
+    def say_lacking(self) -> None:
+        """Note the batches of which nothing is known, also where no state of theirs was chosen."""
+        lacking = len(self.whole.undone) if self.whole.stopped else 0
+        if self.whole.missing or lacking:
+            self.run.findings.unknown.append(f"not all parts are there{self._why()}")
 
     def _evidence(self, workload: str) -> Iterator[tuple[str, Evidence]]:
         """Yield the lines of a workload by item: batches in order, then what came after them."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from msgspec import structs
 
 from ckpt_conformance.cli import explorations, recordings, scripts
 from ckpt_conformance.cli import progress as cli_progress
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     )
     from ckpt_conformance.crash.explore.kept import Kept
     from ckpt_conformance.crash.script.command import Script
+    from ckpt_conformance.plugin.openings import Seen
     from ckpt_conformance.report.certificate import Json
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.work.identity import Identity
@@ -78,8 +80,13 @@ class Progress(cli_progress.Progress):
 
 
 @contextlib.contextmanager
-def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subject]:
-    """Start a server with one adapter and yield its subject, in a folder that is removed."""
+def subject_of(
+    adapter: str, seed: int, budget: str = "full", *, notes_opened: bool = False
+) -> Generator[Subject]:
+    """Start a server with one adapter and yield its subject, in a folder that is removed.
+
+    With `notes_opened` the server notes what the adapter opens: what is kept depends on that.
+    """
     from ckpt_conformance.harness import facts
     from ckpt_conformance.harness.client import Client
     from ckpt_conformance.subject.subject import Subject
@@ -87,7 +94,7 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
     with (
         # First, so that it goes last: a child that is still being killed may write there.
         scratch.session("explore") as folder,
-        facts.serve((adapter,), (adapter,)) as (server, infos),
+        facts.serve((adapter,), (adapter,), notes_opened=notes_opened) as (server, infos),
         contextlib.closing(Client(server)) as client,
     ):
         yield Subject(infos[adapter], client, folder, seed=seed, budget=budget)
@@ -255,6 +262,9 @@ def _explore(order: Order, work: Work, recording: Path | None) -> int:
     if run.part and run.part.found and run.part.found.known:
         many = len(run.part.found.known)
         terminal.say(f"batches of states from the cache: {many}", error=True)
+    if run.part and run.part.found:
+        for why, many in sorted(run.part.found.not_kept.items()):
+            terminal.say(f"batches of states not kept: {many}: {why}", error=True)
     if run.part and not run.part.is_whole:
         return explorations.say_part(run, run.part, work.results or order.out)
     status = run.finish(about)
@@ -286,7 +296,8 @@ def _beside(order: Order, run: Run, work: Work, stack: contextlib.ExitStack) -> 
     if opened is not None:
         from ckpt_conformance.cli.remote import states_client
 
-        given = (order.request, run.kit.folder, order.depends)
+        request = structs.replace(order.request, notes_opened=cached is not None)
+        given = (request, run.kit.folder, order.depends)
         opening = states_client.spread(opened, *given)
         found.spread = stack.enter_context(opening)
     return found
@@ -299,17 +310,22 @@ def _recorded(order: Order, cached: Cached | None, stack: contextlib.ExitStack) 
         return known
     made = stack.enter_context(scratch.Scratch("recorded")) / "kept"
     made.mkdir()
-    is_whole = _record_into(order, made)
-    return (cached.keep_recording(made) if cached and is_whole else None) or made
+    is_whole, seen = _record_into(order, made)
+    return (cached.keep_recording(made, seen) if cached and is_whole else None) or made
 
 
-def _record_into(order: Order, folder: Path) -> bool:
-    """Record what is explored; return whether all of it could be. Raises Unknown for a script."""
+def _record_into(order: Order, folder: Path) -> tuple[bool, Seen]:
+    """Record what is explored; return whether all of it could be, and what that depends on.
+
+    Raises Unknown for a script.
+    """
+    from ckpt_conformance.plugin.openings import Seen
+
     if order.script:
         scripts.record(order.script, order.options, order.limits.jobs, folder, order.depends)
-        return True
-    made = _record_adapter(order, folder)
-    return not any(workload.failed for workload in made.workloads.values())
+        return True, Seen()
+    made, seen = _record_adapter(order, folder)
+    return not any(workload.failed for workload in made.workloads.values()), seen
 
 
 def _record(order: Order, folder: Path) -> int:
@@ -317,17 +333,20 @@ def _record(order: Order, folder: Path) -> int:
     with recordings.making(folder):
         if order.script:
             return _record_script(order.script, order, folder)
-        made = _record_adapter(order, folder)
+        made, _ = _record_adapter(order, folder)
         recordings.say_each(made)
         failed = any(workload.failed for workload in made.workloads.values())
         return recordings.say_recorded(folder, failed=failed)
 
 
-def _record_adapter(order: Order, folder: Path) -> Kept:
+def _record_adapter(order: Order, folder: Path) -> tuple[Kept, Seen]:
     """Record workloads of an adapter; its code is read first, as it is when it is imported."""
+    from ckpt_conformance.plugin import openings
+
     (adapter,), depends = order.what, order.depends
-    with subject_of(adapter, 0) as subject:
-        return recordings.record(subject, adapter, order.asked.workloads, folder, depends)
+    with subject_of(adapter, 0, notes_opened=True) as subject:
+        made = recordings.record(subject, adapter, order.asked.workloads, folder, depends)
+        return made, openings.of_adapter(Path(subject.client.path).parent, adapter)
 
 
 def _record_script(script: Script, order: Order, folder: Path) -> int:
@@ -423,7 +442,12 @@ class Run:
 
     def explore_adapter(self, name: str, workloads: Sequence[str]) -> Json:
         """Explore an adapter; return what `result.json` says of it."""
-        with subject_of(name, self.asked.seed, self.asked.budget) as subject:
+        found = self.part.found if self.part else None
+        cached = found.cached if found else None
+        asked = self.asked
+        with subject_of(name, asked.seed, asked.budget, notes_opened=cached is not None) as subject:
+            if found and cached:
+                found.server = Path(subject.client.path).parent
             about: Json = {"adapter": subject.info.to_json()}
             self.describe(about)
             self._explore_all(subject, workloads)

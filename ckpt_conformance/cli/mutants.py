@@ -12,6 +12,7 @@ from ckpt_conformance.cli import generated
 from ckpt_conformance.cli.options import (
     Budget,
     CacheFolder,
+    Deadline,
     Jobs,
     OnCluster,
     Part,
@@ -93,6 +94,7 @@ def mutants(  # noqa: PLR0913  one parameter for each option
     jobs: Jobs = None,
     budget: Spending = Budget.QUICK,
     seed: Seed = 0,
+    deadline: Deadline = 60,
     shard: Part = "1/1",
     results: ResultLines = None,
     cache: CacheFolder = None,
@@ -127,6 +129,7 @@ def mutants(  # noqa: PLR0913  one parameter for each option
         claims=tuple(PROFILES),
         budget=str(budget),
         seed=seed,
+        deadline=float(deadline),
         pretends=True,
         jobs=jobs or environment.usable_cpus(),
     )

@@ -116,7 +116,11 @@ Part = Annotated[
 ]
 ResultLines = Annotated[
     Path | None,
-    typer.Option("--results", metavar="FILE", help="Write each result as one line of JSON."),
+    typer.Option(
+        "--results",
+        metavar="FILE",
+        help="Write each result as one line of JSON; its folder is made.",
+    ),
 ]
 CacheFolder = Annotated[
     Path | None,
@@ -143,6 +147,14 @@ Spending = Annotated[Budget, typer.Option(help="quick: a sample of the faults; f
 Seed = Annotated[
     int,
     typer.Option(parser=whole(0, 2**32 - 1), metavar="N", help="Every choice follows from it."),
+]
+Deadline = Annotated[
+    int,
+    typer.Option(
+        parser=whole(1, 86_400),
+        metavar="SECONDS",
+        help="What one child may take before it counts as a hang; more on a slow machine.",
+    ),
 ]
 OnDevice = Annotated[
     Device, typer.Option(help="Where ranks compute; cuda: NCCL, and a GPU for each rank.")

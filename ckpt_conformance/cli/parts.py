@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import __version__
-from ckpt_conformance.report import environment
+from ckpt_conformance.report import environment, terminal
 from ckpt_conformance.work.lines import Header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckpt_conformance.work.identity import Identity
     from ckpt_conformance.work.items import Shard
@@ -46,6 +46,16 @@ def header(  # noqa: PLR0913  one for each thing that it says
         shard=str(shard),
         items=list(items),
     )
+
+
+def say_lacking(missing: Sequence[str], stopped: Sequence[str]) -> bool:
+    """Name the shards of which there is no file, or not all results; return whether there are."""
+    for shards, what in ((missing, "missing"), (stopped, "stopped before the end")):
+        if shards:
+            many, names = terminal.count(len(shards), "shard"), ", ".join(shards)
+            advice = "run them with the same arguments"
+            terminal.say(f"error: {many} {what}: {names}; {advice}", error=True)
+    return bool(missing or stopped)
 
 
 def complete(results: Path | None) -> str:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     import typer
 
 USAGE, UNDECIDED = 2, 3  # as `certificate` has them
+NO_ROOM = {  # for what is written, and what to do where that is not plain
+    errno.ENOSPC: "",
+    errno.EDQUOT: "",
+    errno.EFBIG: "; raise the limit of the size of files (ulimit -f)",
+}
 NO_READER = 128 + signal.SIGPIPE  # what a shell says of a command whose reader went away
 
 
@@ -51,9 +56,10 @@ def _run(app: typer.Typer, usage_errors: tuple[type[Exception], ...], stop: stop
         terminal.say(f"error: {terminal.shown(error)}", error=True)
         raise SystemExit(USAGE) from None
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if error.errno not in NO_ROOM or error.filename is not None:
             _report_fault()
-        terminal.say(f"error: the output is not whole: {error.strerror}", error=True)
+        reason = f"{error.strerror}{NO_ROOM[error.errno]}"
+        terminal.say(f"error: the output is not whole: {reason}", error=True)
         raise SystemExit(USAGE) from None
     except Exception:  # noqa: BLE001  Python itself would leave with 1, which means "violations"
         _report_fault()

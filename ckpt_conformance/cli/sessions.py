@@ -25,7 +25,16 @@ from ckpt_conformance.report import environment, files, terminal
 from ckpt_conformance.report.result import STOPPED
 from ckpt_conformance.work.cache import Cache, key_of
 from ckpt_conformance.work.items import Shard
-from ckpt_conformance.work.lines import Fact, Header, Line, Origin, Results, Writer, gather
+from ckpt_conformance.work.lines import (
+    Fact,
+    Header,
+    Line,
+    Opened,
+    Origin,
+    Results,
+    Writer,
+    gather,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -166,6 +175,9 @@ class _Run:
         self.inputs = depends.inputs(options, scratch) if work.cache else None
         self.server: Path | None = None  # the folder of ours
         self.not_kept: dict[str, str] = {}  # by item: why it is not in the cache
+        # Entries of a cache depend on it; others who combine results compare it.
+        self.notes_opened = bool(work.cache or work.results)
+        self.opened = defaultdict[str, dict[str, str]](dict)  # by adapter
 
     def run(self) -> None:
         with Progress(self.what) as self.progress:
@@ -173,20 +185,25 @@ class _Run:
                 self._run_here()
             else:
                 self._run_on(self.work.place)
+            for name, opened in self.opened.items():
+                self.writer.write(Opened(subject=name, opened=opened))
 
     def _run_here(self) -> None:
         from ckpt_conformance.harness import facts
         from ckpt_conformance.plugin.session import scratch_folder
 
         self._begin(environment.describe_environment(Path(tempfile.gettempdir())))
+        if self.inputs is not None:
+            self.progress.begin(self.what, "reading the code that results depend on, and the cache")
         left = self.plan.without(self._known([self.inputs]))
         left = left.without(self._unreached(left))
         if not left.items and self._describe_from_cache():
             return
+        self.progress.begin(self.what, "starting the fork server, which imports torch and adapters")
         with scratch_folder() as scratch:
             served = facts.serve(
                 *(self.options.adapters, self.described, self.options.device),
-                notes_opened=self.inputs is not None,
+                notes_opened=self.notes_opened,
             )
             with served as (server, infos):
                 self.server = Path(server).parent
@@ -203,7 +220,7 @@ class _Run:
         asked = replace(self.options, out=None, server="", selection=None).to_plain()
         request = remote.Request(
             *(asked, tuple(self.described), self.options.out is not None),
-            notes_opened=self.inputs is not None,
+            notes_opened=self.notes_opened,
         )
         identity = remote.identity_of(self.options.adapters)
         content = msgspec.json.encode(request)
@@ -297,6 +314,7 @@ class _Run:
         return True
 
     def _run_suites(self, left: Plan[CheckItem], server: str, scratch: Path) -> None:
+        self.progress.begin(self.what, "collecting the checks")
         from ckpt_conformance.plugin.plan import selection
         from ckpt_conformance.plugin.session import run_session
 
@@ -361,7 +379,7 @@ class _Run:
         """Return what results of an adapter depend on that were found here."""
         from ckpt_conformance.plugin import openings
 
-        if self.inputs is None or self.server is None:
+        if not self.notes_opened or self.server is None:
             return openings.Seen()
         return openings.of_adapter(self.server, adapter)
 
@@ -376,6 +394,8 @@ class _Run:
 
         name, content = remote.item_of(outcome), remote.encode(outcome)
         self._write(name, content, "run")
+        if seen and seen.opened:
+            self.opened[outcome.adapter] |= seen.opened
         item = self.items.get(name)
         if item and self.work.cache and inputs and outcome.verdict is not Verdict.UNKNOWN:
             if seen and seen.why_not:

@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from ckpt_conformance.cli.scripts import files_of, is_code
 from ckpt_conformance.contract import trees, written
 from ckpt_conformance.crash.explore.evidence import Evidence, from_json, to_json
 from ckpt_conformance.plugin import depends
+from ckpt_conformance.plugin.openings import Seen, of_adapter
 from ckpt_conformance.plugin.options import CheckOptions
 from ckpt_conformance.report import environment
 from ckpt_conformance.work.cache import KeyParts, key_of
@@ -68,6 +70,8 @@ class Found:
     kit: Kit
     spread: Spread | None = None
     known: set[str] = field(default_factory=set[str])  # batches that were in the cache
+    server: Path | None = None  # the folder of the one that recovers here with an adapter
+    not_kept: Counter[str] = field(default_factory=Counter[str])  # batches, by the reason
 
     def elsewhere(
         self, basis: Basis, batches: Mapping[str, Sequence[str]]
@@ -82,17 +86,32 @@ class Found:
                 yield name, evidence
         if self.spread is None:
             return
-        for name, evidence, worker in self.spread.find(basis, left):
+        for name, evidence, seen, worker in self.spread.find(basis, left):
             machine = self.spread.machines().get(worker)
-            if self.cached and machine is not None:
-                self.cached.put(self._inputs(basis, left[name]), machine, left[name], evidence)
+            if machine is not None:
+                self._keep(basis, machine, left[name], evidence, seen)
             yield name, evidence
 
     def keep(self, basis: Basis, contents: Sequence[str], evidence: Evidence) -> None:
         """Keep evidence that was found here."""
         if self.cached:
+            adapter = self.cached.adapter
+            seen = of_adapter(self.server, adapter) if self.server and adapter else Seen()
+            self._keep(basis, self.cached.machine, contents, evidence, seen)
+
+    def _keep(
+        self,
+        basis: Basis,
+        machine: Machine,
+        contents: Sequence[str],
+        evidence: Evidence,
+        seen: Seen,
+    ) -> None:
+        if seen.why_not:
+            self.not_kept[seen.why_not] += 1
+        elif self.cached:
             inputs = self._inputs(basis, contents)
-            self.cached.put(inputs, self.cached.machine, contents, evidence)
+            self.cached.put(inputs, machine, contents, evidence, seen.opened)
 
     def _known(self, basis: Basis, contents: Sequence[str]) -> Evidence | None:
         if self.cached is None:
@@ -130,6 +149,7 @@ class Cached:
     cache: Cache
     explored: KeyParts  # what it is, and the digest of its code
     machine: Machine
+    adapter: str = ""  # empty: a command
 
     @classmethod
     def open(cls, order: Order, cache: Cache) -> Cached:
@@ -147,7 +167,8 @@ class Cached:
             known = replace(inputs, machine={}).of_other(order.what[0], {})
         known["depends"] = _depends_of(order.depends)
         workloads = list(order.asked.workloads)
-        return cls(cache, {**asked, **known, "workloads": workloads}, machine)
+        adapter = "" if order.script else order.what[0]
+        return cls(cache, {**asked, **known, "workloads": workloads}, machine, adapter)
 
     def get(
         self, inputs: Mapping[str, Any], machine: Machine, contents: Sequence[str]
@@ -167,10 +188,14 @@ class Cached:
         machine: Machine,
         contents: Sequence[str],
         evidence: Evidence,
+        opened: Mapping[str, str],
     ) -> None:
-        """Keep evidence; what is in doubt may be the machine's doing, and is not kept."""
+        """Keep evidence, with what was opened for it.
+
+        What is in doubt may be the machine's doing, and is not kept.
+        """
         if _is_sure(evidence, contents):
-            self.cache.put(self._all(inputs, machine), to_json(evidence))
+            self.cache.put(self._all(inputs, machine), to_json(evidence), opened)
 
     def _all(self, inputs: Mapping[str, Any], machine: Machine) -> KeyParts:
         own = {name: value for name, value in self.explored.items() if name != "workloads"}
@@ -190,8 +215,13 @@ class Cached:
                 return folder
         return None
 
-    def keep_recording(self, made: Path) -> Path | None:
-        """Copy a folder of recordings into the cache; return its place, None where that fails."""
+    def keep_recording(self, made: Path, seen: Seen) -> Path | None:
+        """Copy a folder of recordings into the cache; return its place, None where that fails.
+
+        None, too, where it depends on what cannot be held against what is there later.
+        """
+        if seen.why_not:
+            return None
         place = self.cache.folder / RECORDINGS
         name = secrets.token_hex(8)
         partial = place / f"{name}.tmp"
@@ -203,7 +233,7 @@ class Cached:
             shutil.rmtree(partial, ignore_errors=True)
             return None
         entry = KeptRecording(name, written.digests(place / name))
-        self.cache.put(self._of_recording(), msgspec.json.encode(entry))
+        self.cache.put(self._of_recording(), msgspec.json.encode(entry), seen.opened)
         return place / name
 
     def _of_recording(self) -> KeyParts:

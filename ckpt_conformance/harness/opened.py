@@ -135,8 +135,8 @@ class Recorder:
 
     def looks_up(self, name: object) -> None:
         """Take the name of a variable of the environment."""
-        if isinstance(name, str):
-            self._guarded(self._note, ("variable", name))
+        if isinstance(name, str | bytes):  # of `os.environ`, of `os.environb`
+            self._guarded(self._note, ("variable", os.fsdecode(name)))
 
     def _guarded(self, handler: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if getattr(self.busy, "now", False):  # its own open
@@ -228,9 +228,13 @@ def install(server: Path) -> None:
     _install(Recorder(folder, folder / EVERYBODY))
 
 
-def begin(adapter: str) -> None:
-    """Note for one adapter from here on, in a child; nothing without a hook."""
+def begin(adapter: str, root: str) -> None:
+    """Note for one adapter from here on, in a child whose manager works below `root`.
+
+    Nothing happens without a hook.
+    """
     for recorder in _recorder:
+        recorder.passed_over = (*recorder.passed_over, f"{root}/")
         recorder.log = str(_logs(recorder.folder, adapter)[1])
 
 

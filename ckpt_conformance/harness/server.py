@@ -112,7 +112,7 @@ class Server:
             lifecycle.die_with_parent()  # however the server ends
             lifecycle.redirect_output(program.output)
             self.listener.close()
-            opened.begin(program.adapter)
+            opened.begin(program.adapter, program.root)
             if refusal := self.preloaded.refused.get(program.adapter):
                 sys.exit(str(refusal))
             anew = program.isolation == "exec" or program.adapter in self.preloaded.anew

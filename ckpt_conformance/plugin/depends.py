@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,13 @@ ENVIRONMENT = (
     "GLOO",
     "LC_",
     "LANG",
+    "LD_",
+    "MALLOC_",
+    "GLIBC_",
+    "TZ",
 )
+# What a process may have, of which a manager is refused more.
+LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)
 
 
 @dataclass(frozen=True)
@@ -208,6 +215,7 @@ def machine(scratch: str) -> KeyParts:
         "processor": _processor(),
         "cpus": len(os.sched_getaffinity(0)),
         "root": os.geteuid() == 0,
+        "limits": [resource.getrlimit(kind) for kind in LIMITS],
         "filesystem": scratch,
         "environment": {
             name: value

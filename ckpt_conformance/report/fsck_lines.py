@@ -41,6 +41,7 @@ GLYPHS = {
     State.DAMAGED: "✗",
     State.UNSAFE: "!",
 }
+NOTHING = "nothing here looks like a checkpoint"
 MOST_FINDINGS = 20
 CHANGES = {
     Change.GONE: "was removed",
@@ -103,7 +104,8 @@ def _lines(judged: Judged, style: Style) -> Iterator[str]:
     if len(judged.leftovers) > MOST_FINDINGS:
         yield f"  and {len(judged.leftovers) - MOST_FINDINGS} more leftovers (--json has all)"
     if not judged.reports:
-        yield f"{one_line(judged.path)}: nothing here looks like a checkpoint"
+        what = "no checkpoint was judged yet" if judged.missing else NOTHING
+        yield f"{one_line(judged.path)}: {what}"
         return
     yield from _end(judged, tally, is_short=not (style.details or is_alone))
 

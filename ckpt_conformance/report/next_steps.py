@@ -23,8 +23,9 @@ BY_CAUSE: Mapping[Cause, str] = {
         "not judge."
     ),
     Cause.CONTROL: (
-        "this fails without any fault: do the same with the manager by hand, mend what fails, then "
-        "run the command below."
+        "this fails without any fault. If it is a hang, the machine may be too slow: run the "
+        "command below with a longer --deadline. Else do the same with the manager by hand, mend "
+        "what fails, then run the command below."
     ),
     Cause.MACHINE: (
         "this says nothing about the manager: add what is missing here, or run the command below "

@@ -7,7 +7,7 @@ that a report says is in these lines, so that the parts of a run can be put toge
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
@@ -53,6 +53,13 @@ class Fact(Struct, frozen=True, kw_only=True, tag_field="line", tag="fact"):
     fact: msgspec.Raw
 
 
+class Opened(Struct, frozen=True, kw_only=True, tag_field="line", tag="opened"):
+    """What a subject was seen to open, by digest: see `openings`; known when a part has ended."""
+
+    subject: str
+    opened: dict[str, str]
+
+
 class Line(Struct, frozen=True, kw_only=True, tag_field="line", tag="result"):
     """What came of one item."""
 
@@ -67,7 +74,7 @@ class End(Struct, frozen=True, kw_only=True, tag_field="line", tag="end"):
     interrupted: bool = False
 
 
-AnyLine = Header | Fact | Line | End
+AnyLine = Header | Fact | Opened | Line | End
 _DECODER = msgspec.json.Decoder(AnyLine)
 
 
@@ -137,6 +144,7 @@ class Results:
     results: dict[str, Line]  # by item
     missing: tuple[str, ...] = ()  # shards of which there is no file
     stopped: tuple[str, ...] = ()  # shards whose file ends before its run did
+    opened: dict[str, str] = field(default_factory=dict[str, str])  # digests, by what was opened
 
     @property
     def ended(self) -> bool:
@@ -154,6 +162,7 @@ def gather(lines: Iterable[AnyLine], name: str = "the results") -> Results:
     header: Header | None = None
     facts: dict[str, msgspec.Raw] = {}
     results: dict[str, Line] = {}
+    opened: dict[str, str] = {}
     ended = False
     for line in lines:
         if isinstance(line, Header):
@@ -164,6 +173,8 @@ def gather(lines: Iterable[AnyLine], name: str = "the results") -> Results:
             facts[line.subject] = line.fact
         elif isinstance(line, Line):
             results[line.item] = line
+        elif isinstance(line, Opened):
+            opened |= line.opened
         else:
             ended = not line.interrupted
     if header is None:
@@ -171,7 +182,7 @@ def gather(lines: Iterable[AnyLine], name: str = "the results") -> Results:
     if header.schema != SCHEMA:
         reason = f"{name}: schema is {header.schema!r}, this version reads {SCHEMA!r}"
         raise LinesError(f"{reason}; combine with the version that wrote it ({header.version})")
-    return Results(header, facts, results, stopped=() if ended else (header.shard,))
+    return Results(header, facts, results, (), () if ended else (header.shard,), opened)
 
 
 def stream(path: Path) -> Iterator[tuple[int, AnyLine]]:
@@ -253,6 +264,8 @@ def combine(parts: Sequence[Results]) -> Results:
     """
     joined = belonging([part.header for part in parts], [part.ended for part in parts])
     there = [parts[at] for at in joined.chosen]
+    for other in there[1:]:
+        _require_same_opened(there[0], other)
     return Results(
         joined.header,
         {subject: fact for part in there for subject, fact in part.facts.items()},
@@ -298,6 +311,23 @@ def _require_same(first: Header, other: Header) -> None:
             f"the same request was planned as {first.plan} and as {other.plan}; install the same "
             "files of ckpt-conformance on every machine: its version and commit are the same",
         )
+
+
+def _require_same_opened(first: Results, other: Results) -> None:
+    """Raise LinesError for a file that both have opened, and that was another one in each.
+
+    That is a file below the working directory: elsewhere each machine has its own.
+    """
+    for name in sorted(first.opened.keys() & other.opened.keys()):
+        kind, _, path = name.partition(" ")
+        if kind == "file" and path.startswith("./") and first.opened[name] != other.opened[name]:
+            one, two = first.header.shard, other.header.shard
+            _refuse(
+                first.header,
+                other.header,
+                f"checks have read {path}, which is {first.opened[name][:12]} in shard {one} and "
+                f"{other.opened[name][:12]} in shard {two}; use the same in every shard",
+            )
 
 
 def _refuse(first: Header, other: Header, reason: str) -> None:

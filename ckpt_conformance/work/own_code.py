@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,6 +114,8 @@ def _is_code(path: Path) -> bool:
 
 
 def _holds_python(path: Path) -> bool:
+    import zipfile  # half a megabyte, and few have archives
+
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith((".py", ".pyc")) for name in archive.namelist())

@@ -68,6 +68,10 @@ VARIABLE = "    return bool(os.environ.get('THEIRS_' + 'BROKEN'))\n"
 PROGRAM = "    import subprocess; return subprocess.run(['false']).returncode == 0\n"
 
 
+CERTIFY = ("certify", "theirs:make", "--only", "CKC-SMOK-001", "--out", "../out")
+CACHE = ("--cache", "../cache")
+
+
 class Project:
     """A folder with a manager, and runs of one check of it."""
 
@@ -85,8 +89,7 @@ class Project:
 
     def run(self, *words: str) -> tuple[int, str]:
         """Return the exit status and what was said on standard error."""
-        command = [sys.executable, "-m", "ckpt_conformance", "certify", "theirs:make"]
-        command += ["--only", "CKC-SMOK-001", "--cache", "../cache", "--out", "../out", *words]
+        command = [sys.executable, "-m", "ckpt_conformance", *(words or (*CERTIFY, *CACHE))]
         done = subprocess.run(
             command,
             cwd=self.here,
@@ -146,3 +149,28 @@ def test_a_result_of_a_run_that_starts_a_program_is_not_kept(project: Project) -
         status, err = project.run()
         assert (status, "from the cache" in err) == (0, False)
         assert "1 result not kept: theirs:make: it starts false, and what a program reads" in err
+
+
+@pytest.mark.slow
+def test_states_of_a_crash_are_recovered_again_where_settings_changed(project: Project) -> None:
+    project.write(SETTINGS)
+    words = ("explore", "theirs:make", "--workload", "first", "--model", "kill")
+    words += ("--jobs", "1", "--out", "../explored", *CACHE)
+    first = project.run(*words)
+    status, err = project.run(*words)
+    assert (status, "batches of states from the cache" in err) == (first[0], True)
+    break_settings(project)
+    _, err = project.run(*words)
+    assert "from the cache" not in err
+
+
+@pytest.mark.slow
+def test_shards_that_have_read_other_settings_do_not_belong_together(project: Project) -> None:
+    project.write(SETTINGS)
+    asked = ("certify", "theirs:make", "--only", "CKC-SMOK-001", "--only", "CKC-RTRP-001")
+    for number in (1, 2):
+        project.run(*asked, "--shard", f"{number}/2", "--results", f"../{number}.jsonl")
+        (project.here / "settings.json").write_text('{"broken": 0, "other": 1}')
+    status, err = project.run("combine", "../1.jsonl", "../2.jsonl", "--out", "../whole")
+    assert status == 2
+    assert "checks have read ./settings.json, which is" in err

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from explorations import IN_PLACE, REFERENCE, ckpt, result_of
 
-from ckpt_conformance.cli import explore
+from ckpt_conformance.cli import explore, states_found
 from ckpt_conformance.crash.explore import engine, recovering
 from ckpt_conformance.crash.explore.recovering import Answers
+from ckpt_conformance.plugin import openings
 from ckpt_conformance.work import lines
 from ckpt_conformance.work.sources import Source
 
@@ -161,7 +162,9 @@ def test_code_beside_an_adapter_counts(
     ckpt: Run, tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = explore.subject_of  # whose server knows no adapter of a test
-    monkeypatch.setattr(explore, "subject_of", lambda _, *given: shared(REFERENCE, *given))
+    monkeypatch.setattr(explore, "subject_of", lambda _, *given, **__: shared(REFERENCE, *given))
+    for module in (openings, states_found):  # nor does it note what adapters open
+        monkeypatch.setattr(module, "of_adapter", lambda *_: openings.Seen())
     text = "from ckpt_conformance.adapters.reference import make\n"
     (tmp_path / "mine_to_explore.py").write_text(text)
     (tmp_path / "helper.py").write_text("x = 1\n")

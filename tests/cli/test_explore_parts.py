@@ -119,6 +119,8 @@ def test_a_missing_shard_is_named_and_its_states_are_counted(
     assert status == 3, text
     assert "1 shard missing: 2/3" in text
     assert "chosen states were not visited: missing 2/3" in text
+    (told,) = Path("combined").rglob("result.json")
+    assert "not all parts are there: missing 2/3" in told.read_text()
 
 
 def test_what_a_killed_shard_wrote_counts(ckpt: Callable[..., tuple[int, str]]) -> None:

@@ -195,7 +195,7 @@ def test_code_beside_an_adapter_that_differs_on_a_worker_is_named(
     ckpt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = explore.subject_of  # whose server knows no adapter of a test
-    monkeypatch.setattr(explore, "subject_of", lambda _, *given: shared(IN_PLACE, *given))
+    monkeypatch.setattr(explore, "subject_of", lambda _, *given, **__: shared(IN_PLACE, *given))
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "spread_adapter.py").write_text("make = None\n")
     (tmp_path / "own" / "beside_it.py").write_text("x = 1\n")

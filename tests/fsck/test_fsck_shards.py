@@ -86,7 +86,7 @@ def test_a_missing_shard_is_named_and_nothing_is_called_newest(
     first, _, third = shards(tmp_path, run)
     done = Finished("combine", first, third)
     assert done.status == 2
-    assert "error: results of 1 shard are missing: 2/3; run them with the same" in done.err
+    assert "error: 1 shard missing: 2/3; run them with the same arguments" in done.err
     assert done.out.splitlines()[-1] == "newest whole: unknown: not all was judged"
     told = json.loads(Finished("combine", first, third, "--json").out)
     schema = repository / "ckpt_conformance" / "report" / "schemas" / "fsck.schema.json"
@@ -101,7 +101,9 @@ def test_a_shard_that_was_killed_keeps_what_it_found_and_is_not_whole(
     first, second = shards(tmp_path, run, count=2)
     text = second.read_bytes().splitlines(keepends=True)
     second.write_bytes(b"".join(text[:4]) + text[4][:40])  # header, facts, and one result
-    told = json.loads(Finished("combine", first, second, "--json").out)
+    done = Finished("combine", first, second, "--json")
+    assert "error: 1 shard stopped before the end: 2/2; run them with the same" in done.err
+    told = json.loads(done.out)
     assert told["missing_shards"] == ["2/2"]
     whole = json.loads(Finished("fsck", run, "--json").out)
     assert len(told["checkpoints"]) == len(lines.read(first).results) + 1
@@ -111,6 +113,31 @@ def test_a_shard_that_was_killed_keeps_what_it_found_and_is_not_whole(
     again = tmp_path / "again.jsonl"
     Finished("fsck", run, "--shard", "2/2", "--results", again)
     assert json.loads(Finished("combine", first, second, again, "--json").out) == whole
+
+
+def test_of_a_run_that_was_stopped_at_once_nothing_is_said_of_what_is_there(
+    run: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "all.jsonl"
+    Finished("fsck", run, "--results", file)
+    before = [text for text in file.read_bytes().splitlines(keepends=True) if b'"item"' not in text]
+    file.write_bytes(b"".join(text for text in before if b'"end"' not in text))
+    done = Finished("combine", file)
+    assert done.status == 2
+    assert done.out.splitlines()[-1] == f"{run}: no checkpoint was judged yet"
+    assert "nothing here looks like" not in done.out
+    assert "error: 1 shard stopped before the end: 1/1" in done.err
+
+
+def test_a_file_that_may_not_grow_is_an_error_with_its_reason(run: Path, tmp_path: Path) -> None:
+    words = ["prlimit", "--fsize=99", sys.executable, "-m", "ckpt_conformance"]
+    words += ["fsck", str(run), "--results", str(tmp_path / "lines")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "error: the output is not whole: File too large; raise the limit of the size of files "
+        "(ulimit -f)"
+    )
 
 
 def test_a_listing_that_differs_is_noticed(run: Path, tmp_path: Path) -> None:

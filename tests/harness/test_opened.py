@@ -9,22 +9,23 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ckpt_conformance.harness import opened
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PREPARE = """
 import sys
 from pathlib import Path
 from ckpt_conformance.harness import opened
-
-if TYPE_CHECKING:
-    from pathlib import Path
 server = Path(sys.argv[1])
 opened.prepare(server)
 opened.install(server)
-opened.begin("theirs")
+opened.begin("theirs", str(server / "root"))
 import ctypes, importlib, io, json, os, signal, socket, subprocess, threading
 there = Path(sys.argv[2])
 """
@@ -80,11 +81,11 @@ def test_what_is_opened_is_noted(what: str, tmp_path: Path) -> None:
 def test_variables_programs_and_addresses_are_noted(tmp_path: Path) -> None:
     found = run(
         tmp_path,
-        "os.environ.get('ONE'); os.getenv('TWO'); 'THREE' in os.environ\n"
+        "os.environ.get('ONE'); os.getenv('TWO'); 'THREE' in os.environ; os.environb.get(b'FOUR')\n"
         "subprocess.run(['true']); os.system('false 1')\n"
         "s = socket.socket(); s.connect_ex(('127.0.0.1', 1))\n",
     )
-    assert {"ONE", "TWO", "THREE"} <= names(found, "variable")
+    assert {"ONE", "TWO", "THREE", "FOUR"} <= names(found, "variable")
     assert {"true", "false"} <= names(found, "program")
     assert names(found, "address") == {"127.0.0.1:1"}
 

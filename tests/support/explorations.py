@@ -33,7 +33,10 @@ def ckpt(
     count = iter(range(1000))
 
     @contextlib.contextmanager
-    def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subject]:
+    def subject_of(
+        adapter: str, seed: int, budget: str = "full", *, notes_opened: bool = False
+    ) -> Generator[Subject]:
+        del notes_opened  # the shared server notes nothing, and what it forks is ours
         folder = tmp_path / f"ckc-explore-{next(count)}"
         shared = new_subject(adapter)
         try:

@@ -348,17 +348,13 @@ def deliver(judged: Judged, *, as_json: bool, details: bool = False) -> int:
 
 def combine(paths: Sequence[Path], *, as_json: bool) -> int:
     """Print one report of the results of all shards; return the exit status."""
+    from ckpt_conformance.cli import parts
     from ckpt_conformance.cli.disk import results
 
     with contextlib.ExitStack() as files:
-        judged = results.combined(paths, files)
+        judged, stopped = results.combined(paths, files)
         status = deliver(judged, as_json=as_json)
-    if judged.missing:
-        terminal.say(
-            f"error: results of {terminal.count(len(judged.missing), 'shard')} are missing: "
-            f"{', '.join(judged.missing)}; run them with the same arguments",
-            error=True,
-        )
+    parts.say_lacking([name for name in judged.missing if name not in stopped], stopped)
     return status
 
 

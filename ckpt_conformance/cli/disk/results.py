@@ -265,8 +265,10 @@ def _read_part(path: Path) -> _Part:
         raise LinesError(f"{path} says nothing of a listing: it was stopped at once") from None
 
 
-def combined(paths: Sequence[Path], files: ExitStack) -> Judged:
-    """Put the results of all shards together; raises LinesError if they are not of one run.
+def combined(paths: Sequence[Path], files: ExitStack) -> tuple[Judged, tuple[str, ...]]:
+    """Put the results of all shards together, and name those of them that were stopped.
+
+    Raises LinesError if they are not of one run.
 
     Reports are read from the files as they are needed: `files` closes them.
     """
@@ -280,7 +282,7 @@ def combined(paths: Sequence[Path], files: ExitStack) -> Judged:
             if isinstance(line, Line):
                 result = stored.result_of(stored.decode(bytes(line.result)))
                 index.add(result, Place(number, offset))
-    stopped = (part.header.shard for part in there if not part.is_whole)
+    stopped = tuple(part.header.shard for part in there if not part.is_whole)
     unjudged = sorted((*joined.missing, *stopped), key=lambda name: int(name.partition("/")[0]))
     listed, asked = there[0].listed, joined.header.request
     options = Options(
@@ -292,7 +294,8 @@ def combined(paths: Sequence[Path], files: ExitStack) -> Judged:
         least=asked.get("require-coverage", 0.0),  # results of the first release have none
     )
     place = named(listed.place)
-    return Judged(place, index.reports(), listed.leftovers, options, tuple(unjudged))
+    judged = Judged(place, index.reports(), listed.leftovers, options, tuple(unjudged))
+    return judged, stopped
 
 
 def _check_listings(parts: Sequence[_Part]) -> None:

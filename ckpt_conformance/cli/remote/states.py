@@ -21,6 +21,7 @@ from ckpt_conformance.crash.explore.evidence import Doubt, Evidence, basis_of, e
 from ckpt_conformance.crash.explore.exploration import FULL, Limits
 from ckpt_conformance.crash.script.command import Script
 from ckpt_conformance.plugin import depends
+from ckpt_conformance.plugin.openings import Seen, of_adapter
 from ckpt_conformance.report import environment
 from ckpt_conformance.work.identity import Identity, identity
 from ckpt_conformance.work.items import Item
@@ -48,6 +49,14 @@ class Request(msgspec.Struct, frozen=True):
     seed: int
     budget: str
     limits: Limits
+    notes_opened: bool = False  # whether the client has a cache
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What a worker found out of a batch, and what that depends on."""
+
+    evidence: Evidence
+    seen: Seen
 
 
 class StatesItem(Item, frozen=True, kw_only=True):
@@ -84,7 +93,8 @@ def recover(feed: Feed) -> None:
             for raw in batch.items:
                 item, begun = msgspec.json.decode(raw, type=StatesItem), time.monotonic()
                 evidence = source.evidence(item)
-                feed.put(item.id, to_json(evidence), time.monotonic() - begun)
+                sent = Sent(evidence, source.seen())
+                feed.put(item.id, to_json(sent), time.monotonic() - begun)
 
 
 class _Source(ABC):
@@ -140,6 +150,10 @@ class _Source(ABC):
     def explorer(self) -> BaseExplorer:
         """Make an explorer of the workload that has done nothing yet."""
 
+    def seen(self) -> Seen:
+        """Return what recoveries depend on that is only known once they were made."""
+        return Seen()
+
     def free(self) -> Container[str]:
         """Return contents that cost no visit of their own."""
         return ()
@@ -152,10 +166,16 @@ class _OfAdapter(_Source):
         from ckpt_conformance.cli.explore import subject_of
 
         (adapter,) = request.explored
-        opened = subject_of(adapter, request.seed, request.budget)
+        given = (adapter, request.seed, request.budget)
+        opened = subject_of(*given, notes_opened=request.notes_opened)
         self.subject: Subject = stack.enter_context(opened)  # what cannot be imported is told first
         feed.require(checks.own_identity_of([adapter]))
         super().__init__(request, feed, stack)
+
+    def seen(self) -> Seen:
+        if not self.request.notes_opened:
+            return Seen()
+        return of_adapter(Path(self.subject.client.path).parent, self.request.explored[0])
 
     def begin(self, workload: str, stack: contextlib.ExitStack) -> None:
         self._recorded = stack.enter_context(self.kit.workload(workload))

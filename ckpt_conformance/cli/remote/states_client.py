@@ -20,6 +20,7 @@ from ckpt_conformance.cluster import client
 from ckpt_conformance.contract.verdicts import Cause
 from ckpt_conformance.crash.explore import kept
 from ckpt_conformance.crash.explore.evidence import Doubt, Evidence, from_json
+from ckpt_conformance.plugin.openings import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -50,8 +51,10 @@ class Spread:
 
     def find(
         self, basis: Basis, batches: Mapping[str, Sequence[str]]
-    ) -> Iterator[tuple[str, Evidence, str]]:
-        """Yield evidence of every batch as it comes, with the worker; a doubt where there is none.
+    ) -> Iterator[tuple[str, Evidence, Seen, str]]:
+        """Yield evidence of every batch as it comes, with what it depends on, and the worker.
+
+        It is a doubt where there is none.
 
         Raises RequestError for a worker that cannot do it.
         """
@@ -61,13 +64,13 @@ class Spread:
             for result in self.cluster.run(items):
                 del left[result.item]
                 if result.lost:
-                    yield result.item, _lost(basis, result.lost), ""
+                    yield result.item, _lost(basis, result.lost), Seen(), ""
                 else:
-                    evidence = from_json(result.content, Evidence)
-                    yield result.item, evidence, result.worker
+                    sent = from_json(result.content, states.Sent)
+                    yield result.item, sent.evidence, sent.seen, result.worker
         except client.LostError as error:
             for name in left:
-                yield name, _lost(basis, str(error)), ""
+                yield name, _lost(basis, str(error)), Seen(), ""
 
     def _item(self, basis: Basis, name: str, contents: Sequence[str]) -> StatesItem:
         workload = name.rpartition(" ")[0]
