@@ -7,6 +7,7 @@ imports torch.
 from __future__ import annotations
 
 import difflib
+import math
 import shlex
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,9 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.55) -> str:
     return f"did you mean {' or '.join(folded[one] for one in near)}? " if near else ""
 
 
+DEADLINE = 60.0  # seconds that one child may take, unless the user says otherwise
+
+
 def reproduce(  # noqa: PLR0913  every choice that a check depends on
     adapter: str,
     *invariants: str,
@@ -54,6 +58,7 @@ def reproduce(  # noqa: PLR0913  every choice that a check depends on
     catalogue: int | None = None,
     device: str = "cpu",
     written_by: Sequence[str] = (),
+    deadline: float = DEADLINE,
 ) -> str:
     """Write the command that runs the checks of invariants again, with the same choices.
 
@@ -67,6 +72,8 @@ def reproduce(  # noqa: PLR0913  every choice that a check depends on
         words += ["--claim", claim]
     for folder in written_by:
         words += ["--written-by", folder]
+    if deadline != DEADLINE:
+        words += ["--deadline", str(math.ceil(deadline))]
     if device != "cpu":
         words += ["--device", device]
     if catalogue is not None:

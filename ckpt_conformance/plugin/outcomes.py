@@ -202,6 +202,7 @@ def reproduce(outcome: CheckOutcome, options: CheckOptions) -> str:
         catalogue=options.catalogue,
         device=options.device,
         written_by=options.written_by,
+        deadline=options.deadline,
     )
 
 

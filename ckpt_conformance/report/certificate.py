@@ -322,6 +322,7 @@ def _reproduce(invariant: Invariant, adapter: str, options: CheckOptions, told_b
         budget=options.budget,
         catalogue=options.catalogue,
         device=options.device,
+        deadline=options.deadline,
         written_by=options.written_by if invariant.family == RELEASES else (),
     )
 

@@ -182,7 +182,7 @@ def test_what_is_in_the_cache_is_not_run_again(ckpt: Ckpt, fake: Session, tmp_pa
         assert result_of(tmp_path / "second" / name) == result_of(tmp_path / "first" / name)
 
 
-@pytest.mark.parametrize("words", ["--seed 1", "--budget full", "--claim damage"])
+@pytest.mark.parametrize("words", ["--seed 1", "--budget full", "--claim damage", "--deadline 120"])
 def test_another_request_is_run(ckpt: Ckpt, fake: Session, words: str) -> None:
     ckpt(*CERTIFY, "--cache", "cache")
     ckpt(*CERTIFY, "--cache", "cache", *words.split())
