@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FOLDER = "opened"  # in that of the server
 LOST = "lost"  # a byte: whether a note could not be written
+BEGUN = "begun"  # a file that is as old as the server
 EVERYBODY = "all"  # notes of the server itself, which every child begins with
 VARIABLE = "CKC_OPENED"  # for a child that becomes a new interpreter: its notes
 # Bound now: injectors of faults replace these functions later.
@@ -55,10 +56,14 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """All that was noted for an adapter; `is_whole` is False where a note was lost."""
+    """All that was noted for an adapter; `is_whole` is False where a note was lost.
+
+    `begun` is when the server was started, in ns as `stat` has it.
+    """
 
     notes: tuple[Note, ...] = ()
     is_whole: bool = True
+    begun: int = 0
 
 
 def stamp_of(path: str) -> Stamp:
@@ -78,9 +83,10 @@ def read(server: Path, adapter: str) -> Opened:
         texts = [path.read_bytes() for path in _logs(folder, adapter) if path.exists()]
         lines = [line for text in texts for line in text.splitlines()]
         notes = tuple(msgspec.json.decode(line, type=Note) for line in lines)
+        begun = (folder / BEGUN).stat().st_ctime_ns
     except (OSError, msgspec.DecodeError):
         return Opened(is_whole=False)
-    return Opened(notes, is_whole)
+    return Opened(notes, is_whole, begun)
 
 
 def prepare(server: Path) -> None:
@@ -88,6 +94,7 @@ def prepare(server: Path) -> None:
     folder = server / FOLDER
     folder.mkdir()
     (folder / LOST).write_bytes(b"\0")
+    (folder / BEGUN).touch()
 
 
 def _logs(folder: Path, adapter: str) -> tuple[Path, Path]:

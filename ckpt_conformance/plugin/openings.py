@@ -40,6 +40,8 @@ def of_adapter(server: Path, adapter: str) -> Seen:
     found = opened.read(server, adapter)
     if not found.is_whole:
         return Seen(why_not="not all that it opens could be noted")
+    if edited := next((one.name for one in found.notes if _is_edited(one, found.begun)), ""):
+        return Seen(why_not=f"{edited} was edited while it ran")
     notes = [note for note in found.notes if _counts(note)]
     if why_not := next(filter(None, map(_why_not, notes)), ""):
         return Seen(why_not=why_not)
@@ -47,6 +49,13 @@ def of_adapter(server: Path, adapter: str) -> Seen:
         return Seen(why_not=f"it opens {len(notes):,} files")
     names = ((note.kind, note.name) for note in notes)
     return Seen({openings.key(*name): openings.digest(*name) for name in names})
+
+
+def _is_edited(note: Note, begun: int) -> bool:
+    """Return whether code is not what it was when the key was made, which is before the server."""
+    if note.kind != "file" or not note.stamp or os.path.realpath(note.name) not in _known_code():
+        return False
+    return note.stamp[-1] > begun or note.stamp != opened.stamp_of(note.name)
 
 
 def _why_not(note: Note) -> str:
