@@ -81,8 +81,8 @@ def read(server: Path, adapter: str) -> Opened:
     try:
         is_whole = (folder / LOST).read_bytes() == b"\0"
         texts = [path.read_bytes() for path in _logs(folder, adapter) if path.exists()]
-        lines = [line for text in texts for line in text.splitlines()]
-        notes = tuple(msgspec.json.decode(line, type=Note) for line in lines)
+        lines = {line for text in texts for line in text.splitlines()}  # children repeat each other
+        notes = tuple(msgspec.json.decode(line, type=Note) for line in sorted(lines))
         begun = (folder / BEGUN).stat().st_ctime_ns
     except (OSError, msgspec.DecodeError):
         return Opened(is_whole=False)
