@@ -15,7 +15,7 @@ from ckpt_conformance.reference_impl.errors import (
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
 from ckpt_conformance.reference_impl.loading import LoadResult, ReshardReport
 from ckpt_conformance.reference_impl.manager import CheckpointManager
-from ckpt_conformance.reference_impl.mirror import DirectoryMirror, Mirror
+from ckpt_conformance.reference_impl.mirror import DirectoryMirror, Mirror, MirrorError
 from ckpt_conformance.reference_impl.rehydrate import (
     Imported,
     import_unverified,
@@ -33,6 +33,7 @@ from ckpt_conformance.reference_impl.train_state import (
     restore_train_state,
     set_rng_state,
 )
+from ckpt_conformance.reference_impl.url_mirror import Retries, UrlMirror, mirror_at
 
 __all__ = [
     "BackgroundSaveFailed",
@@ -47,17 +48,21 @@ __all__ = [
     "Imported",
     "LoadResult",
     "Mirror",
+    "MirrorError",
     "RankFailed",
     "RankLost",
     "Refusal",
     "ReshardReport",
+    "Retries",
     "SaveHandle",
     "SaveRefused",
     "Stateful",
+    "UrlMirror",
     "build_train_state",
     "find_local_checkpoint_steps",
     "get_rng_state",
     "import_unverified",
+    "mirror_at",
     "patch_missing_config_keys",
     "rehydrate",
     "resolve_checkpoint_reference",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
@@ -42,7 +43,7 @@ class ManagerBase:
         *,
         use_dcp: bool = False,
         keep_last: int = 2,
-        mirror: Mirror | None = None,
+        mirror: Mirror | Sequence[Mirror] | None = None,
         run_id: str | None = None,
         parents: Collection[str] = (),
         config: Mapping[str, Any] | None = None,
@@ -60,8 +61,8 @@ class ManagerBase:
             use_dcp: write the DCP format instead of per-rank files. Both are read.
             keep_last: how many steps of this run stay, newest by number; 0 or less keeps all
                 (KX7).
-            mirror: where each checkpoint is copied to. With one, a step is only deleted here
-                after it was verified there.
+            mirror: where each checkpoint is copied to: one place, or several. A step is only
+                deleted here after it was verified in each that is required.
             run_id: of this run. By default it is kept in the root, so a restart is the same run.
             parents: runs that this one continues: their checkpoints count as its own.
             config: kept in every manifest; a difference is reported at load (F07).
@@ -86,7 +87,7 @@ class ManagerBase:
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - links in it are left as they are
         self.use_dcp = use_dcp
         self.keep_last = keep_last
-        self.mirror = mirror
+        self.mirrors: tuple[Mirror, ...] = () if mirror is None else as_several(mirror)
         self.parents = frozenset(parents)
         self.config = check_config(config or {})
         self.owners = None if owners is None else frozenset(owners)
@@ -96,6 +97,11 @@ class ManagerBase:
         self._ranks: Ranks | None = None
         self.async_mode: AsyncMode = async_mode
         self.background = BackgroundSaves(max_pending)
+
+    @property
+    def mirror(self) -> Mirror | None:
+        """The first of the places that checkpoints are copied to, if there is any."""
+        return self.mirrors[0] if self.mirrors else None
 
     @property
     def ranks(self) -> Ranks | None:
@@ -172,3 +178,8 @@ class ManagerBase:
         self.write_bytes(staged, data)
         self.rename(staged, self.root / name)
         self.fsync_dir(self.root)
+
+
+def as_several(mirror: Mirror | Sequence[Mirror]) -> tuple[Mirror, ...]:
+    """Several mirrors, of one or of several."""
+    return tuple(mirror) if isinstance(mirror, Sequence) else (mirror,)

@@ -204,8 +204,8 @@ class CheckpointManager(RankSaving, RankLoading):
         try:
             self.background.close()
         finally:
-            if self.mirror is not None:
-                self.mirror.close()
+            for mirror in self.mirrors:
+                mirror.close()
             if self._ranks is not None:
                 self._ranks.close()
 

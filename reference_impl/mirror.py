@@ -1,8 +1,11 @@
-"""A second place for every checkpoint, filled in the background, and receipts for what is there.
+"""Second places for every checkpoint, filled in the background, and receipts for what is there.
 
 "The upload was started" is not "the checkpoint is there". A receipt is written, durably, after
-each byte was read back from the target and matched the manifest. It names the target and the
-manifest's digest, so a receipt of an older save of the same step counts for nothing (MX7).
+each byte at the target was compared with the manifest. It names the target and the manifest's
+digest, so a receipt of an older save of the same step counts for nothing (MX7). Rotation deletes
+only what has a receipt of every mirror that is required.
+
+A mirror is a directory (`DirectoryMirror`) or a URL (`UrlMirror` of `url_mirror`).
 """
 
 from __future__ import annotations
@@ -32,7 +35,13 @@ logger = logging.getLogger(__name__)
 
 
 class Mirror(Protocol):
-    """What the manager asks of a mirror. No call may wait for an upload."""
+    """What the manager asks of a mirror. No call may wait for an upload.
+
+    Attributes:
+        required: whether rotation waits for its receipts.
+    """
+
+    required: bool
 
     def upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
         """Begin to copy a committed checkpoint, and return at once. Repeating it is harmless."""
@@ -72,29 +81,20 @@ class MirrorError(CheckpointError):
     """An upload did not arrive as it was sent."""
 
 
-class DirectoryMirror:
-    """A mirror in a directory, through fsspec; slow or failing on demand.
+class UploadingMirror:
+    """Uploads in a thread, one checkpoint after the other, and keeps receipts in the root.
 
     Attributes:
-        target: the directory.
+        address: what receipts name: an absolute path, or a URL.
+        required: whether rotation waits for its receipts.
     """
 
     def __init__(
-        self,
-        target: str | os.PathLike[str],
-        *,
-        before_file: Callable[[str], None] | None = None,
+        self, address: str, before_file: Callable[[str], None] | None, *, required: bool
     ) -> None:
-        """Mirror into `target`; no thread is started before the first upload.
-
-        Args:
-            target: created when it is needed.
-            before_file: called in the upload's thread with each name before it is copied; it may
-                wait (a slow network) or raise OSError (a failing one).
-        """
-        self.target = Path(os.fspath(target))
+        """Upload nothing yet; no thread is started before the first upload."""
+        self.address, self.required = address, required
         self._before_file = before_file
-        self._files: Any = fsspec.filesystem("file")
         self._queue: queue.Queue[tuple[CheckpointReference, Manifest] | None] = queue.Queue()
         self._pending: set[tuple[CheckpointReference, str]] = set()
         self._lock = threading.Lock()
@@ -102,8 +102,8 @@ class DirectoryMirror:
 
     @property
     def target_id(self) -> str:
-        """16 hex digits that stand for the target in receipts."""
-        return durable.digest_bytes(os.fsencode(self.target.absolute()))[:16]
+        """16 hex digits that stand for the target in the names of receipts."""
+        return durable.digest_bytes(os.fsencode(self.address))[:16]
 
     # ---- what the manager asks -----------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class DirectoryMirror:
         self._queue.put(None)
         thread.join(timeout)
         if thread.is_alive():
-            logger.error("uploads to %s did not finish; they have no receipt", self.target)
+            logger.error("uploads to %s did not finish; they have no receipt", self.address)
 
     # ---- the thread ----------------------------------------------------------------------------
 
@@ -153,9 +153,64 @@ class DirectoryMirror:
             try:
                 self._upload(reference, manifest)
             except Exception:
-                logger.exception("%s was not mirrored to %s", reference.path, self.target)
+                logger.exception("%s was not mirrored to %s", reference.path, self.address)
             with self._lock:
                 self._pending.discard((reference, manifest.digest))
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        """Send the files, then the manifest, compare all of it, then write the receipt (D06)."""
+        raise NotImplementedError
+
+    def _announce(self, name: str) -> None:
+        """Call the hook of the user, if there is one, before a file is sent."""
+        if self._before_file is not None:
+            self._before_file(name)
+
+    # ---- receipts ------------------------------------------------------------------------------
+
+    def _receipt_path(self, reference: CheckpointReference) -> Path:
+        """Where the receipt of a checkpoint is: beside it, so that it survives a restart."""
+        return reference.root / layout.receipt_name(reference, self.target_id)
+
+    def _receipt_of(self, reference: CheckpointReference, digest: str) -> Receipt:
+        """The receipt of a checkpoint with this content in this mirror."""
+        return Receipt(self.address, reference.step, reference.kind, digest)
+
+    def _write_receipt(self, reference: CheckpointReference, digest: str) -> None:
+        """Write a receipt durably, once all that it speaks of is durable."""
+        path = self._receipt_path(reference)
+        # In place: a receipt that is cut short by a crash says nothing, which is the safe side.
+        with path.open("wb") as file:
+            file.write(canonical(vars(self._receipt_of(reference, digest))))
+            durable.fsync_file(file)
+        durable.fsync_dir(path.parent)
+
+
+class DirectoryMirror(UploadingMirror):
+    """A mirror in a directory, through fsspec; slow or failing on demand.
+
+    Attributes:
+        target: the directory.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        before_file: Callable[[str], None] | None = None,
+        required: bool = True,
+    ) -> None:
+        """Mirror into `target`.
+
+        Args:
+            target: created when it is needed.
+            before_file: called in the upload's thread with each name before it is copied; it may
+                wait (a slow network) or raise OSError (a failing one).
+            required: whether rotation waits for its receipts.
+        """
+        self.target = Path(os.fspath(target))
+        super().__init__(str(self.target.absolute()), before_file, required=required)
+        self._files: Any = fsspec.filesystem("file")
 
     def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
         """Copy the files, then the manifest, read all of it back, then write the receipt (D06)."""
@@ -180,11 +235,6 @@ class DirectoryMirror:
             durable.fsync_dir(path)
         self._write_receipt(reference, manifest.digest)
 
-    def _announce(self, name: str) -> None:
-        """Call the hook of the user, if there is one, before a file is copied."""
-        if self._before_file is not None:
-            self._before_file(name)
-
     def _settle(self, path: Path) -> None:
         """Make a copy durable: once it has a receipt, the original may be deleted."""
         with path.open("rb") as file:
@@ -197,22 +247,3 @@ class DirectoryMirror:
             while data := file.read(durable.CHUNK):
                 hasher.update(data)
         return hasher.hexdigest()
-
-    # ---- receipts ------------------------------------------------------------------------------
-
-    def _receipt_path(self, reference: CheckpointReference) -> Path:
-        """Where the receipt of a checkpoint is: beside it, so that it survives a restart."""
-        return reference.root / layout.receipt_name(reference, self.target_id)
-
-    def _receipt_of(self, reference: CheckpointReference, digest: str) -> Receipt:
-        """The receipt of a checkpoint with this content in this mirror."""
-        return Receipt(str(self.target.absolute()), reference.step, reference.kind, digest)
-
-    def _write_receipt(self, reference: CheckpointReference, digest: str) -> None:
-        """Write a receipt durably, once all that it speaks of is durable."""
-        path = self._receipt_path(reference)
-        # In place: a receipt that is cut short by a crash says nothing, which is the safe side.
-        with path.open("wb") as file:
-            file.write(canonical(vars(self._receipt_of(reference, digest))))
-            durable.fsync_file(file)
-        durable.fsync_dir(path.parent)

@@ -64,14 +64,13 @@ class Retention(Saving):
         again, since the directory is the truth and the queue in memory is not.
         """
         del reference
-        if self.mirror is None:
-            return
-        for candidate in reversed(resolve.scan(self.root)):
+        for candidate in reversed(resolve.scan(self.root)) if self.mirrors else ():
             manifest = candidate.manifest
             if manifest is None or not self.is_own(candidate):
                 continue
-            if not self.mirror.has_receipt(candidate.reference, manifest.digest):
-                self.mirror.upload(candidate.reference, manifest)
+            for mirror in self.mirrors:
+                if not mirror.has_receipt(candidate.reference, manifest.digest):
+                    mirror.upload(candidate.reference, manifest)
 
     # ---- rotation ------------------------------------------------------------------------------
 
@@ -115,10 +114,13 @@ class Retention(Saving):
         return own and candidate.complete
 
     def may_delete(self, candidate: Candidate) -> bool:
-        """Whether the mirror, if there is one, has a receipt for this very content (M013, MX7)."""
-        if self.mirror is None or candidate.manifest is None:
-            return True
-        if self.mirror.has_receipt(candidate.reference, candidate.manifest.digest):
+        """Whether each mirror that is required has a receipt for this content (M013, MX7)."""
+        manifest = candidate.manifest
+        if manifest is None or all(
+            mirror.has_receipt(candidate.reference, manifest.digest)
+            for mirror in self.mirrors
+            if mirror.required
+        ):
             return True
         logger.error(
             "%s is kept: it has no receipt from the mirror. Waiting for an upload never blocks a "
@@ -144,8 +146,8 @@ class Retention(Saving):
         self.rename(target, withdrawn)
         self.fsync_dir(self.root)
         self.finish_deletion(withdrawn)
-        if self.mirror is not None:
-            self.mirror.forget(reference)
+        for mirror in self.mirrors:
+            mirror.forget(reference)
 
     def finish_deletion(self, withdrawn: Path) -> None:
         """Unlink the files of a withdrawn commit, and last the name that lists them."""

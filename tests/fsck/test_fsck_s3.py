@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import fsck_corpus
 import megatron_layouts
+import moto_s3
 import pytest
+from moto_s3 import BUCKET, client
 from test_cli_fsck import cli
 from typer.testing import CliRunner
 
@@ -25,49 +25,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MISSING = [
-    one for one in ("moto", "flask", "flask_cors", "s3fs") if importlib.util.find_spec(one) is None
-]
-pytestmark = [
-    pytest.mark.xdist_group("fsck-s3"),
-    pytest.mark.skipif(
-        bool(MISSING), reason=f"needs {', '.join(MISSING)}: pip install 'ckpt-conformance[dev]'"
-    ),
-    # botocore and aiobotocore of these versions; nothing that fsck does.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
-BUCKET = "bucket"
+pytestmark = [pytest.mark.xdist_group("fsck-s3"), moto_s3.needed, moto_s3.quiet]
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """A server of S3 in this process, on a port that is free."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto_s3.served() as place:
+        yield place
 
 
 @pytest.fixture(autouse=True)
 def account(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The environment that leads s3fs to the server, and to nobody's account."""
-    for name in [one for one in os.environ if one.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-
-
-def client() -> Any:  # noqa: ANN401  boto3 has no types here
-    import boto3
-
-    return boto3.client("s3")
+    moto_s3.lead_to(endpoint, monkeypatch, tmp_path)
 
 
 def upload(root: Path, prefix: str) -> str:

@@ -1,0 +1,312 @@
+"""A mirror at a URL: a bucket, or whatever else fsspec writes to.
+
+An object is there as a whole or not at all, so the order is that of a directory: data, manifest,
+pointer. Each is compared after it was sent: by the digest that the store itself keeps of what it
+holds, where that is an MD5, else by reading it back. What fails is tried again until a deadline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
+
+import fsspec  # pyright: ignore[reportMissingTypeStubs]  # there are none
+
+from ckpt_conformance.reference_impl import durable, layout
+from ckpt_conformance.reference_impl.mirror import DirectoryMirror, MirrorError, UploadingMirror
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl.layout import CheckpointReference
+    from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 4  # parts
+LOCAL = ("file", "local")
+OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "r2")
+MOST_PARTS = 10_000
+
+FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+"""What another try does not change: no bucket, no right, a name that is taken."""
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often a request is made again that failed, and for how long.
+
+    Attributes:
+        attempts: at most so many, the first one counted.
+        first_pause: seconds before the second one; each further pause is twice as long, and a
+            random share of it is taken, so that jobs of one cluster do not come back together.
+        deadline: seconds for all attempts of one object; none begins after it.
+    """
+
+    attempts: int = 6
+    first_pause: float = 0.5
+    deadline: float = 600.0
+
+
+class UrlMirror(UploadingMirror):
+    """A mirror at a URL of fsspec: `s3://bucket/run`, `gs://`, `memory://`, `file://`.
+
+    Attributes:
+        url: where the checkpoints go, without a slash at its end.
+    """
+
+    def __init__(  # noqa: PLR0913 - these are the settings of a mirror
+        self,
+        url: str,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        part_bytes: int = 64 << 20,
+        retries: Retries | None = None,
+        before_file: Callable[[str], None] | None = None,
+        required: bool = True,
+    ) -> None:
+        """Mirror to `url`; nothing is asked of it before the first upload.
+
+        Args:
+            url: with its protocol; credentials come from where fsspec takes them.
+            storage_options: of the filesystem of fsspec; no part of a receipt.
+            part_bytes: of which a large object is put together, where the store does that.
+            retries: of requests that fail.
+            before_file: called in the upload's thread with each name before it is sent.
+            required: whether rotation waits for its receipts.
+
+        Raises:
+            ValueError: a URL without a protocol, or of one that fsspec does not know.
+            ImportError: the package of the protocol is not installed.
+        """
+        self.url = url.rstrip("/")
+        protocol = url.partition("://")[0]
+        if "://" not in url:
+            raise ValueError(f"{url!r} has no protocol: give a URL such as s3://bucket/run")
+        if protocol in LOCAL:
+            raise ValueError(f"{url!r} is a directory: give it to `mirror_at`, which syncs it")
+        super().__init__(self.url, before_file, required=required)
+        options = dict(storage_options or {})
+        self._files: Any = fsspec.core.url_to_fs(self.url, **options)[0]
+        self._part_bytes, self._retries = part_bytes, retries or Retries()
+        self._has_folders = protocol not in OBJECT_STORES
+        self._is_clean = False
+
+    # ---- an upload -----------------------------------------------------------------------------
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        """Send data, manifest and pointer, each compared before the next one (D06)."""
+        self._remove_unfinished()
+        folder = self.url
+        if reference.kind == "dcp":
+            folder = f"{folder}/{layout.final_name(reference.directory.name)}"
+        for name, entry in manifest.files.items():
+            self._announce(name)
+            self._send_file(reference.directory / name, f"{folder}/{name}", entry)
+        self._announce(reference.manifest_path.name)
+        self._send_bytes(manifest.to_bytes(), f"{folder}/{reference.manifest_path.name}")
+        self._point_to(reference)
+        self._write_receipt(reference, manifest.digest)
+
+    def _send_file(self, source: Path, url: str, entry: FileEntry) -> None:
+        """Send a file, and compare what the store holds with the manifest's size and digest."""
+
+        def send() -> None:
+            self._make_folder(url)
+            self._files.put_file(str(source), url, **self._parts(entry.size))
+            self._compare(url, entry.size, entry.blake3, lambda: _pieces_of(source))
+
+        self._try(f"{source.name} was not sent to {url}", send)
+
+    def _send_bytes(self, data: bytes, url: str) -> None:
+        """Send a small object, and compare."""
+
+        def send() -> None:
+            self._files.pipe_file(url, data)
+            self._compare(url, len(data), durable.digest_bytes(data), lambda: iter([data]))
+
+        self._try(f"{url} was not sent", send)
+
+    def _point_to(self, reference: CheckpointReference) -> None:
+        """Move the pointer to a checkpoint that is there, if the root's own pointer names it."""
+        name = f"{reference.commit_name}\n".encode()
+        if durable.read_small_file(reference.root / layout.LATEST) == name:
+            self._send_bytes(name, f"{self.url}/{layout.LATEST}")
+
+    def _compare(
+        self, url: str, size: int, digest: str, source: Callable[[], Iterator[bytes]]
+    ) -> None:
+        """Compare an object with what was sent.
+
+        By the store's MD5 its bytes are those that are here, and these have to be those of the
+        manifest: what changed here since its save is no copy of it.
+
+        Raises:
+            MirrorError: it is another one.
+        """
+        info: dict[str, Any] = self._fresh_info(url)
+        if info.get("size") != size:
+            raise MirrorError(f"{url} has {info.get('size')} bytes, and {size} were sent")
+        tag = str(info.get("ETag", "")).strip('"')
+        hasher = durable.Hasher()
+        sums = PartSums(self._part_of(size))
+        for data in source() if sums.may_be(tag) else self._read(url):
+            hasher.update(data)
+            sums.update(data)
+        if sums.may_be(tag) and sums.tag(tag) != tag:
+            raise MirrorError(f"{url} is not what was sent: the store has the MD5 {tag}")
+        if hasher.hexdigest() != digest:
+            raise MirrorError(f"{url} did not arrive as the manifest has it")
+
+    def _fresh_info(self, url: str) -> dict[str, Any]:
+        """What the store says of an object now, and not what was listed before."""
+        self._files.invalidate_cache()
+        info: dict[str, Any] = self._files.info(url)
+        return info
+
+    def _read(self, url: str) -> Iterator[bytes]:
+        """Read an object back, a part at a time."""
+        with self._files.open(url, "rb", cache_type="none") as file:
+            while data := file.read(self._part_bytes):
+                yield data
+
+    def _make_folder(self, url: str) -> None:
+        """Make the folder of an object, where there are folders: in a bucket there are none."""
+        if self._has_folders:
+            self._files.makedirs(url.rpartition("/")[0], exist_ok=True)
+
+    # ---- what stores do ------------------------------------------------------------------------
+
+    def _parts(self, size: int) -> dict[str, int]:
+        """The arguments by which a filesystem cuts a large object, where it has some.
+
+        At most so many parts are in memory at a time.
+        """
+        is_s3 = hasattr(self._files, "list_multipart_uploads")
+        parts = {"chunksize": self._part_of(size), "max_concurrency": AT_ONCE}
+        return parts if is_s3 else {}
+
+    def _part_of(self, size: int) -> int:
+        """How many bytes a part of an object has: S3 takes 10,000 parts at most."""
+        return max(self._part_bytes, -(-size // MOST_PARTS))
+
+    def _remove_unfinished(self) -> None:
+        """Abort what dead uploads of such names have left: parts that are paid for, and unseen.
+
+        Once a process: what is found then was begun by nobody who lives, for a root has one writer.
+        """
+        listed = getattr(self._files, "list_multipart_uploads", None)
+        if self._is_clean or listed is None:
+            return
+        self._is_clean = True
+        bucket, _, prefix = self._files._strip_protocol(self.url).partition("/")  # noqa: SLF001
+        for upload in listed(bucket):
+            key = str(upload["Key"])
+            name = key.removeprefix(f"{prefix}/") if prefix else key
+            if name != key or not prefix:
+                self._abort(bucket, key, str(upload["UploadId"]), name)
+
+    def _abort(self, bucket: str, key: str, upload: str, name: str) -> None:
+        """Abort one, if its name is one that a mirror writes."""
+        if not layout.is_known(name.partition("/")[0]):
+            return
+        logger.info("aborted: an unfinished upload of %s/%s", bucket, key)
+        with suppress(OSError):
+            self._files.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload)
+
+    def _try(self, what: str, send: Callable[[], T]) -> T:
+        """Do it, again after errors that may pass; the last one is raised.
+
+        Raises:
+            MirrorError: from the last error, with how often it was tried.
+        """
+        until = time.monotonic() + self._retries.deadline
+        pause = self._retries.first_pause
+        for attempt in range(1, self._retries.attempts + 1):
+            try:
+                return send()
+            except Exception as error:
+                is_last = attempt == self._retries.attempts or time.monotonic() + pause > until
+                if isinstance(error, FINAL) or is_last:
+                    raise MirrorError(f"{what}, tried {attempt} times: {error}") from error
+                logger.warning("%s (attempt %d): %s", what, attempt, error)
+            self._pause(pause)
+            pause *= 2
+        raise AssertionError("unreachable")
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt, for a random share of the seconds."""
+        time.sleep(seconds * random.SystemRandom().uniform(0.5, 1))
+
+
+class PartSums:
+    """The tag that S3 gives an object: its MD5, or the MD5 of the MD5s of its parts."""
+
+    def __init__(self, part_bytes: int) -> None:
+        """Begin with nothing."""
+        self._part_bytes = part_bytes
+        self._whole = hashlib.md5(usedforsecurity=False)
+        self._part = hashlib.md5(usedforsecurity=False)
+        self._in_part = 0
+        self._parts: list[bytes] = []
+
+    @staticmethod
+    def may_be(tag: str) -> bool:
+        """Whether a tag may be such a sum: other stores give other tags."""
+        sum_, _, count = tag.partition("-")
+        is_sum = len(sum_) == 32 and all(digit in "0123456789abcdef" for digit in sum_)  # noqa: PLR2004
+        return is_sum and (not count or count.isdecimal())
+
+    def update(self, data: bytes) -> None:
+        """Add bytes."""
+        self._whole.update(data)
+        view = memoryview(data)
+        while view:
+            piece = view[: self._part_bytes - self._in_part]
+            self._part.update(piece)
+            self._in_part += len(piece)
+            view = view[len(piece) :]
+            if self._in_part == self._part_bytes:
+                self._end_part()
+
+    def _end_part(self) -> None:
+        self._parts.append(self._part.digest())
+        self._part, self._in_part = hashlib.md5(usedforsecurity=False), 0
+
+    def tag(self, like: str) -> str:
+        """The tag of what was added, of one object or of as many parts as another tag says."""
+        if "-" not in like:
+            return self._whole.hexdigest()
+        if self._in_part:
+            self._end_part()
+        joined = hashlib.md5(b"".join(self._parts), usedforsecurity=False).hexdigest()
+        return f"{joined}-{len(self._parts)}"
+
+
+def _pieces_of(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, a chunk at a time."""
+    with path.open("rb") as file:
+        while data := file.read(durable.CHUNK):
+            yield data
+
+
+def mirror_at(place: str, **given: Any) -> UploadingMirror:  # noqa: ANN401
+    """The mirror at a path or a URL: a directory is synced, and a bucket is not.
+
+    Args:
+        place: a path, or a URL of any protocol that fsspec knows.
+        given: the arguments of `DirectoryMirror` or of `UrlMirror`.
+    """
+    protocol, has_protocol, path = place.partition("://")
+    if not has_protocol or protocol in LOCAL:
+        return DirectoryMirror(unquote(path) if has_protocol else place, **given)
+    return UrlMirror(place, **given)

@@ -1,0 +1,57 @@
+"""A server of S3 on loopback: moto serves the protocol, s3fs and boto3 speak it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MISSING = [
+    one for one in ("moto", "flask", "flask_cors", "s3fs") if importlib.util.find_spec(one) is None
+]
+BUCKET = "bucket"
+needed = pytest.mark.skipif(
+    bool(MISSING), reason=f"needs {', '.join(MISSING)}: pip install 'ckpt-conformance[dev]'"
+)
+# Of botocore and aiobotocore of these versions; nothing that is tested does it.
+quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """Run a server in this process, on a port that is free; yields its endpoint."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+def lead_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Set the environment that leads s3fs and boto3 to the server, and to nobody's account."""
+    for name in [one for one in os.environ if one.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "none"))
+
+
+def client() -> Any:  # noqa: ANN401  boto3 has no types here
+    """Speak to the server by boto3."""
+    import boto3
+
+    return boto3.client("s3")
