@@ -40,7 +40,7 @@ def test_an_archive_of_torchscript_is_whole(script: bytes, tmp_path: Path) -> No
 
 def test_a_flip_in_its_packed_code_is_damage(script: bytes, tmp_path: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(script)) as archive:
-        one = next(each for each in archive.infolist() if each.filename.endswith("container.py"))
+        one = next(each for each in archive.infolist() if "container" in each.filename)
     assert one.compress_type == zipfile.ZIP_DEFLATED
     data = bytearray(script)
     extra = int.from_bytes(data[one.header_offset + 28 : one.header_offset + 30], "little")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpt_conformance.fsck.formats import pickles, small_records, zips
+from ckpt_conformance.fsck.formats import pickles, small_records, torchscript, zips
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.pickle_names import ANY, judge_names
 from ckpt_conformance.fsck.formats.pickles import (
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _UTILS = "torch._utils"
 _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain bytes
 _REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
-SCRIPT = "__torch__"  # the package of all classes of TorchScript
+SCRIPT = torchscript.SCRIPT
 _PROTOCOL = b"\x80"  # since protocol 2, a pickle begins with it
 _PACKAGE = ".data/extern_modules"  # torch.package writes it
 _PICKLES = (".pkl", ".pickle", ".p")
@@ -163,6 +164,7 @@ def read(file: Readable, start: int, length: int) -> Archive:
         if _is_script(records):
             archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
             own = (SCRIPT,)
+            _read_script(file, records, archive)
         _read_structure(file, structure, archive, own)
     _spans(records, archive)
     return archive
@@ -230,6 +232,32 @@ def _is_script(records: dict[str, zips.Record]) -> bool:
     return "constants.pkl" in records and any(name.startswith("code/") for name in records)
 
 
+def _read_script(file: Readable, records: dict[str, zips.Record], archive: Archive) -> None:
+    """Look for what of TorchScript's sources a load runs."""
+    found = [*torchscript.problems(_sources(file, records))]
+    if torchscript.BYTECODE in records:
+        place = records[torchscript.BYTECODE]
+        size = min(place.end - place.start, MOST_BYTES)
+        found += torchscript.bytecode(exactly(file, place.start, size))
+    for why in found:
+        archive.problems.append(Problem(Kind.UNSAFE, torchscript.unsafe(why), name=ANY))
+
+
+def _sources(file: Readable, records: dict[str, zips.Record]) -> dict[str, bytes]:
+    """Read the sources of TorchScript, a little more of them than are parsed at most."""
+    sources, left = dict[str, bytes](), torchscript.MOST + 1
+    for name, record in records.items():
+        if not torchscript.is_source(name) or left <= 0:
+            continue
+        if record.packed:
+            data = exactly(file, record.start, record.end - record.start)
+            text = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, left)
+        else:
+            text = exactly(file, record.start, min(record.end - record.start, left))
+        sources[name], left = text, left - len(text)
+    return sources
+
+
 def _read_structure(
     file: Readable, record: zips.Record, archive: Archive, own: Collection[str]
 ) -> None:
@@ -246,6 +274,8 @@ def _read_structure(
     archive.tree = tree
     for kind, text, name in judge_names(asked, own):
         archive.problems.append(Problem(kind, f"data.pkl {text}", name=name))
+    for why in torchscript.classes(asked):
+        archive.problems.append(Problem(Kind.UNSAFE, torchscript.unsafe(why), name=ANY))
     for name, made in _tensors_of(tree):
         try:
             archive.tensors.append(tensor_of(name, made, archive.records))

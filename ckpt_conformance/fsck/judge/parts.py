@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import (
     any_file,
+    any_script,
     cover,
     dcp,
     manifest,
     pickle_names,
     safetensors_file,
     torch_file,
+    torchscript,
 )
 from ckpt_conformance.fsck.judge.roles import held
 from ckpt_conformance.fsck.source.findings import (
@@ -243,15 +245,32 @@ def other_part(context: Context, name: str) -> None:
 
 def look(context: Context, name: str) -> torch_file.Stream | None:
     """Report what a load of a file that nobody judges may run."""
+    _look_at_script(context, name)
     stream = _stream_of(context.folder, name)
     if stream is None:
         return None
-    unsafe = [one for one in _names_of(name, stream) if one.kind is Kind.UNSAFE]
+    unsafe = [
+        Finding(Kind.UNSAFE, name, torchscript.unsafe(why), name=pickle_names.ANY)
+        for why in torchscript.classes(stream.asked)
+    ]
+    unsafe += [one for one in _names_of(name, stream) if one.kind is Kind.UNSAFE]
     context.report.findings += unsafe
     if stream.is_limit and not unsafe:
         what = f"it begins as a pickle, and nobody knows what it asks for: {stream.problem}"
         context.report.say(Kind.UNKNOWN, name, what)
     return stream
+
+
+def _look_at_script(context: Context, name: str) -> None:
+    """Report what a load of TorchScript runs, whatever the name of its file."""
+    try:
+        with context.folder.open(name) as file:
+            why = [*any_script.of_any(file, context.folder.size(name))]
+    except (OSError, Malformed):
+        return
+    for one in why:
+        finding = Finding(Kind.UNSAFE, name, one, name=pickle_names.ANY)
+        context.report.findings.append(finding)
 
 
 def _stream_of(folder: Folder, name: str) -> torch_file.Stream | None:
