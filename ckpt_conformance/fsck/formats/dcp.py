@@ -23,6 +23,7 @@ from ckpt_conformance.fsck.source.untrusted import (
     count,
     is_dict,
     is_list,
+    is_sequence,
     is_tuple,
     plain,
     without_collector,
@@ -66,12 +67,12 @@ _ALLOWED = {Name(module, one) for module, names in _CLASSES.items() for one in n
 
 
 class Place(NamedTuple):
-    """Where an item lies: bytes [start, end) of a shard; `packed` by an extension of DCP."""
+    """Where an item lies: bytes [start, end) of a shard; `packed` by an extension of DCP, or ""."""
 
     file: str
     start: int
     end: int
-    packed: bool
+    packed: str
 
 
 @dataclass
@@ -294,11 +295,20 @@ def _places(stored: dict[Any, Any]) -> dict[Index, Place]:
         file = files.get(name) if isinstance(name, str) else None
         if file is None:
             file = files[name] = plain(name)
-        packed = info.keys is None and bool(info.state.get("transform_descriptors"))
-        if info.keys is not None and "transform_descriptors" in info.keys:
-            packed = bool(_state(info, "_StorageInfo")["transform_descriptors"])
+        packed = ""
+        if info.keys is None or "transform_descriptors" in info.keys:
+            packed = _transforms(_state(info, "_StorageInfo").get("transform_descriptors"))
         places[index] = Place(file, start, start + length, packed)
     return places
+
+
+def _transforms(descriptors: object) -> str:
+    """Return by what an item is transformed, as DCP describes it; empty for nothing."""
+    if not descriptors:
+        return ""
+    if is_sequence(descriptors) and all(isinstance(one, str) for one in descriptors):
+        return ", ".join(descriptors)
+    return clip(descriptors)
 
 
 def _describe(key: str, made: object, places: dict[Index, Place], metadata: Metadata) -> None:

@@ -21,6 +21,7 @@ from ckpt_conformance.fsck.formats import (
     any_script,
     cover,
     dcp,
+    dcp_packed,
     manifest,
     pickle_names,
     safetensors_file,
@@ -33,6 +34,7 @@ from ckpt_conformance.fsck.source.findings import (
     Finding,
     Kind,
     Malformed,
+    NotRead,
     Report,
     Topic,
     Unsafe,
@@ -484,10 +486,6 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
             return []
     items.sort(key=itemgetter(-1))  # by place: there may be a million
     good = items if _is_plain(items, size) else _refused(context, name, items, size)
-    packed = sum(item.place.packed for item in items)
-    if packed:
-        context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
-        good = [item for item in good if not item.place.packed]
     works = _divided(context, name, good) if context.sizes.reads_payload else []
     return works if context.sizes.is_whole else [*works, *_look_works(context, name, good)]
 
@@ -505,12 +503,24 @@ def _look_at_items(context: Context, name: str, items: Sequence[dcp.Item], _: me
         start, end = item.place.start, item.place.end
         try:
             with context.folder.open(name) as file:
-                archive = torch_file.read(file, start, end - start)
+                archive = _inside(file, item)[0] or torch_file.Archive()
+        except NotRead as error:
+            finding = Finding(Kind.UNKNOWN, name, str(error), (item.key,), start, end)
+            result.findings.append(finding)
+            continue
         except (OSError, Malformed):
             continue  # what is damaged is told where all is read
         found = problems_of(name, archive, item.key)
         result.findings += [one for one in found if one.kind is Kind.UNSAFE]
     return result
+
+
+def _inside(file: Readable, item: dcp.Item) -> tuple[torch_file.Archive | None, str]:
+    """Look into an item; give None for a large packed tensor, and what of a packed one is wrong."""
+    if item.place.packed:
+        return dcp_packed.read(file, item)
+    start, end = item.place.start, item.place.end
+    return torch_file.read(file, start, end - start), ""
 
 
 def _check_bare(context: Context, name: str, items: Sequence[dcp.Item]) -> None:
@@ -572,15 +582,25 @@ def check_items(context: Context, name: str, items: Sequence[dcp.Item], buffer: 
         start, end = item.place.start, item.place.end
         try:
             with folder.open(name) as file:
-                archive = torch_file.read(file, start, end - start)
+                archive, wrong = _inside(file, item)
         except (OSError, Malformed) as error:
             bad = unreadable(name, error)
-            place = (bad.start or start, bad.end or end)
+            is_here = bad.start and bad.end and not item.place.packed
+            place = (bad.start, bad.end) if is_here else (start, end)
             result.findings.append(Finding(bad.kind, name, bad.what, (item.key,), *place))
             continue
-        result.structure += archive.overhead
+        if archive is None:
+            continue
         result.findings += problems_of(name, archive, item.key)
         result.findings += _unlike(name, item, archive)
+        if item.place.packed:
+            result.crc += end - start
+            if wrong:
+                what = f"{wrong} of {clip(item.key)} has another CRC-32 than was written"
+                bad = Finding(Kind.DAMAGED, name, what, (item.key,), start, end)
+                result.findings.append(replace(bad, own_topic=Topic.CHECKSUM))
+            continue
+        result.structure += archive.overhead
         spans = [_named(span, item.key) for span in archive.spans]
         if max((span.size for span in spans), default=0) > context.sizes.part:
             result.more += works_of(folder, name, spans, context.sizes)

@@ -73,7 +73,7 @@ def _file(context: Context, base: str, stored: Sequence[Stored]) -> list[Work]:
     if any(one.serializer == torchsnapshot.PICKLED and one.end is None for one in stored):
         works += _pickled(context, name)
     items = [
-        dcp.Item(one.name, "", (), one.shape, dcp.Place(name, one.start, one.end, packed=False))
+        dcp.Item(one.name, "", (), one.shape, dcp.Place(name, one.start, one.end, packed=""))
         for one in stored
         if one.serializer == torchsnapshot.PICKLED and one.end is not None and one.end <= size
     ]

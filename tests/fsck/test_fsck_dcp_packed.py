@@ -1,0 +1,133 @@
+"""DCP whose items an extension has transformed: torch's ZStandard is unpacked, others unknown."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import IO, TYPE_CHECKING
+
+import pytest
+import torch
+from backports import zstd
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
+
+from ckpt_conformance.fsck.judge.judge import Options, judge
+from ckpt_conformance.fsck.source.findings import State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.fsck.source.findings import Report
+
+
+class _Packs(io.RawIOBase):
+    def __init__(self, output: IO[bytes]) -> None:
+        self.output, self.held = output, b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes, /) -> int:  # type: ignore[override]
+        self.held += bytes(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.output.write(zstd.compress(self.held))
+        super().close()
+
+
+class ZStandard(StreamTransformExtension):
+    """As torch's own, whose packages are not installed here: one frame for each item."""
+
+    name = "stream.zstd"
+
+    @staticmethod
+    def registry_name() -> str:
+        return ZStandard.name
+
+    @staticmethod
+    def from_descriptor(version: str) -> ZStandard:  # noqa: ARG004
+        return ZStandard()
+
+    def get_descriptor(self) -> str:
+        return f"{self.name}/1"
+
+    def transform_to(self, output: IO[bytes]) -> IO[bytes]:
+        return _Packs(output)  # type: ignore[return-value]
+
+    def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002
+        return io.BytesIO(zstd.decompress(input.read()))
+
+
+class _Other(ZStandard):
+    name = "rot13"
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, ("true",)
+
+
+def saved(folder: Path, extra: object, extension: StreamTransformExtension) -> Path:
+    writer = dcp.FileSystemWriter(str(folder), _extensions=[extension])
+    dcp.save({"m": torch.arange(900.0), "extra": extra}, storage_writer=writer, no_dist=True)
+    return folder
+
+
+def loaded(folder: Path) -> object:
+    """Return what DCP itself loads of the value; raises where the tensor is another."""
+    registry = ExtensionRegistry()
+    registry.register(ZStandard)
+    state = {"m": torch.zeros(900), "extra": None}
+    reader = dcp.FileSystemReader(str(folder), _extension_registry=registry)
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert torch.equal(state["m"], torch.arange(900.0))
+    return state["extra"]
+
+
+def only(path: Path, *, metadata_only: bool = False) -> Report:
+    (report,) = judge(path, Options(metadata_only=metadata_only)).reports
+    return report
+
+
+@pytest.mark.parametrize("metadata_only", [False, True])
+def test_what_is_packed_by_zstandard_is_looked_into(tmp_path: Path, *, metadata_only: bool) -> None:
+    good = saved(tmp_path / "good", {"epoch": 3}, ZStandard())
+    report = only(good, metadata_only=metadata_only)
+    assert (report.state, report.findings) == (State.WHOLE, [])
+    assert metadata_only or report.crc == (good / "__0_0.distcp").stat().st_size
+    evil = only(saved(tmp_path / "evil", _Evil(), ZStandard()), metadata_only=metadata_only)
+    assert evil.state is State.UNSAFE
+
+
+@pytest.mark.parametrize("metadata_only", [False, True])
+def test_other_transformed_items_are_unknown(tmp_path: Path, *, metadata_only: bool) -> None:
+    report = only(saved(tmp_path / "run", 3, _Other()), metadata_only=metadata_only)
+    assert report.state is State.UNKNOWN
+    assert "rot13/1" in report.findings[0].what
+
+
+def test_a_flip_in_a_packed_item_is_damage(tmp_path: Path) -> None:
+    shard = saved(tmp_path / "run", {"epoch": 3}, ZStandard()) / "__0_0.distcp"
+    good = shard.read_bytes()
+    same = 0
+    for at in range(0, len(good), 7):
+        data = bytearray(good)
+        data[at] ^= 16
+        shard.write_bytes(data)
+        if only(shard.parent).state is not State.DAMAGED:  # the archive's own name, say
+            assert loaded(shard.parent) == {"epoch": 3}, at
+            same += 1
+    assert same < 5
+
+
+def test_a_large_tensor_is_unpacked_and_held_against_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpt_conformance.fsck.formats.dcp_packed._MOST", 3000)
+    run = saved(tmp_path / "run", 3, ZStandard())
+    assert only(run).state is State.WHOLE
+    monkeypatch.setattr("ckpt_conformance.fsck.formats.dcp_packed._AROUND", 10)
+    assert only(run).state is State.DAMAGED
