@@ -80,7 +80,7 @@ def loaded(folder: Path) -> object:
     """Return what DCP itself loads of the value; raises where the tensor is another."""
     registry = ExtensionRegistry()
     registry.register(ZStandard)
-    state = {"m": torch.zeros(900), "extra": None}
+    state = {"m": torch.zeros(900), "extra": {"epoch": 0}}
     reader = dcp.FileSystemReader(str(folder), _extension_registry=registry)
     dcp.load(state, storage_reader=reader, no_dist=True)
     assert torch.equal(state["m"], torch.arange(900.0))
