@@ -117,10 +117,10 @@ def test_a_flip_in_a_packed_item_is_damage(tmp_path: Path) -> None:
         data = bytearray(good)
         data[at] ^= 16
         shard.write_bytes(data)
-        if only(shard.parent).state is not State.DAMAGED:  # the archive's own name, say
+        if only(shard.parent).state is State.WHOLE:  # the archive's own name, say
             assert loaded(shard.parent) == {"epoch": 3}, at
             same += 1
-    assert same < 5
+    assert same < len(good) // 70  # of a tenth of the draws at most
 
 
 def test_a_large_tensor_is_unpacked_and_held_against_its_length(

@@ -1,12 +1,13 @@
-"""TorchScript under a name of any kind: `torch.jit.load` minds none."""
+"""TorchScript and pt2 under any name: the loads of torch mind none."""
 
 from __future__ import annotations
 
 import zipfile
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats import torchscript, zips
+from ckpt_conformance.fsck.formats import exported, torchscript, zips
 from ckpt_conformance.fsck.formats.any_file import UNREADABLE, WholeFile
+from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.source import exactly
 
 if TYPE_CHECKING:
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
 
 
 def of_any(file: Readable, length: int) -> Iterator[str]:
-    """Yield what is unsafe of a file of any name; nothing where it is no TorchScript."""
+    """Yield what is unsafe of a file of any name; nothing where it is none of these."""
     if exactly(file, 0, min(length, len(zips.MAGIC))) != zips.MAGIC:
         return
     try:
         with zipfile.ZipFile(WholeFile(file, length)) as archive:
             yield from map(torchscript.unsafe, _of_zip(archive))
-    except UNREADABLE:
+            if exported.is_export(archive):
+                yield from (one.what for one in exported.of_export(archive))
+    except (*UNREADABLE, Malformed):
         return
 
 

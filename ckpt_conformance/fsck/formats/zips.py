@@ -32,6 +32,7 @@ _IS_CENTRAL, _IS_LOCAL, _IS_DESCRIPTOR = 0x02014B50, 0x04034B50, 0x08074B50
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 _WRITER = (0x031E, 0x002D)  # what torch's zip library calls itself there
 _HAS_DESCRIPTOR = 1 << 3
+_REFUSED = 0x61  # encrypted, in either way, or a patch: the library of torch refuses these
 _MOST_NAME = 4096
 _MOST_CODE = 64 << 20  # of a text of TorchScript
 _PADDING, _SIZES = b"FB", b"\x01\x00"  # kinds of extra fields
@@ -156,7 +157,7 @@ def _entries(data: bytes, count: int, place: int) -> Iterator[_Listed]:
         packed, size, where = _sizes64(extra, (fields[8], fields[9], fields[16]), here)
         deflated = fields[4] == zlib.DEFLATED and name.split(b"/")[1:2] == [b"code"]
         stored = packed == size and not fields[4]
-        if not (stored or (deflated and size <= _MOST_CODE)) or fields[3] & 1 or fields[13]:
+        if not (stored or (deflated and size <= _MOST_CODE)) or fields[3] & _REFUSED or fields[13]:
             raise Malformed("a record of the zip archive is packed: torch packs none", *here)
         same = (fields[1], *fields[14:16])  # the same in all: the writer and the attributes
         if (first := first or same) != same:

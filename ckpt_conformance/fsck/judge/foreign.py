@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zipfile
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats import any_zip, foreign, gguf
+from ckpt_conformance.fsck.formats import any_zip, exported, foreign, gguf
+from ckpt_conformance.fsck.formats.any_file import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.judge.parts import look
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import (
@@ -65,13 +67,34 @@ def _zip(context: Context, name: str, form: Format) -> list[Work]:
     title, needed = _ZIPS[form]
     for one in sorted(set(needed) - {member.name for member in found}):
         context.report.say(Kind.MISSING, name, f"it has no {one}, which each file of {title} has")
+    _code(context, name, form)
     context.report.tensors += sum(one.name.endswith(".npy") for one in found)
     is_read = context.sizes.reads_payload
     judged = "names, lengths and CRC-32 of the members" if is_read else "names of the members"
-    _say(context, name, title, f"{judged}, and whether one runs code; nothing else in them")
+    _say(context, name, title, f"{judged}, and what of them a load runs; nothing else in them")
     if not is_read:
         return []
     return [Work(sum(one.packed for one in found), partial(_check, context.folder, name))]
+
+
+_CODE = {Format.KERAS: exported.of_keras, Format.EXPORT: exported.of_export}
+
+
+def _code(context: Context, name: str, form: Format) -> None:
+    """Report what a load evaluates or imports of an archive."""
+    if form not in _CODE:
+        return
+    try:
+        with context.folder.open(name) as file:
+            whole = WholeFile(file, context.folder.size(name))
+            with zipfile.ZipFile(whole) as archive:
+                found = [*_CODE[form](archive)]
+    except UNREADABLE as error:
+        context.report.say(Kind.DAMAGED, name, f"it cannot be read: {str(error)[:200]}")
+        return
+    context.report.findings += [
+        Finding(Kind.UNSAFE, name, one.what, name=one.name) for one in found
+    ]
 
 
 def _check(folder: Folder, name: str, _: memoryview) -> Sums:
