@@ -97,7 +97,7 @@ EXPLANATIONS = {
         "being written? judge it again later; else take an older one",
     ),
     Topic.RUNS_CODE: Explanation(
-        "A pickle asks for a name that no library writes into a checkpoint. To load it may run "
+        "A pickle asks for a name that is not in the list of fsck. To load it may run "
         "what it says: that can be a class of your team, or an attack.",
         "torch.load(weights_only=False), pickle.load and joblib import and call it at once.",
         "`python -m pickletools FILE` shows what it asks for; ask who made the file.",

@@ -136,3 +136,12 @@ def test_what_numpy_writes_is_silent() -> None:
     for protocol in range(6):
         _, names = pickles.load(pickle.dumps(held, protocol=protocol))
         assert list(judge_names(names)) == []
+
+
+def test_a_name_that_is_not_known_is_told_without_a_claim_and_with_the_way_out() -> None:
+    """Joblib writes this one for every array: what follows the array's bytes is not read."""
+    data = b"\x80\x02cjoblib.numpy_pickle\nNumpyArrayWrapper\n)\x81."
+    ((kind, text, name),) = judge_names(pickles.load(data)[1])
+    assert (kind, name) == (Kind.UNSAFE, "joblib.numpy_pickle.NumpyArrayWrapper")
+    assert "not in fsck's list" in text
+    assert "--allow-name NAME" in text

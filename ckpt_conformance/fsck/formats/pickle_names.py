@@ -53,4 +53,5 @@ def _why(name: Name, asked: Asked) -> str:
         verb = "calls" if name in asked.called else "hands on"
         return f"{verb} {clip(str(name))}, of which libraries only make instances: it may run code"
     verb = "calls" if name in asked.called else "asks for"
-    return f"{verb} {clip(str(name))}, which no library writes: to load it may run code"
+    shown = f"{verb} {clip(str(name))}, which is not in fsck's list"
+    return f"{shown}: to load it may run code (--allow-name NAME, if you know it)"
