@@ -262,3 +262,15 @@ def edited(original: Path, tmp_path: Path, old: bytes, new: bytes) -> Path:
     assert old in data
     path.write_bytes(data.replace(old, new, 1))
     return copy
+
+
+def test_metadata_that_call_their_class_are_damage(original: Path, tmp_path: Path) -> None:
+    """A load calls it without its arguments, and fails; DCP makes an instance. Found by the fuzz."""
+    copy = shutil.copytree(original, tmp_path / "step_3")
+    data = (copy / ".metadata").read_bytes()
+    (copy / ".metadata").write_bytes(data.replace(b"\x81", b"R", 1))
+    with pytest.raises(TypeError):
+        pickle.loads((copy / ".metadata").read_bytes())  # noqa: S301  our own
+    (report,) = judge(copy).reports
+    assert report.state is State.DAMAGED
+    assert "it calls Metadata" in report.findings[0].what

@@ -315,3 +315,50 @@ def test_a_header_of_numpy_is_taken_where_numpy_takes_it(changed: bytes, tmp_pat
     except (ValueError, TypeError, pickle.UnpicklingError):
         loads = False
     assert (only(path).state is State.WHOLE) == loads
+
+
+def _gguf(key: bytes, *tensors: tuple[bytes, int]) -> bytes:
+    """Make a file with two keys, the first empty, and tensors of no elements, of given types."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 2)
+    for one in (b"", key):
+        head += struct.pack("<Q", len(one)) + one + struct.pack("<II", 4, 7)
+    for name, kind in tensors:
+        head += struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 0, kind, 0)
+    return head + bytes(-len(head) % 32)
+
+
+@pytest.mark.parametrize(
+    ("data", "state"),
+    [
+        (_gguf(b"k", (b"w", 0), (b"v", 1)), State.WHOLE),
+        (_gguf(b"", (b"w", 0)), State.DAMAGED),
+        (_gguf(b"k", (b"w", 0), (b"w", 0)), State.DAMAGED),
+        (_gguf(b"k", (b"w", 4)), State.UNKNOWN),
+        (_gguf(b"k", (b"w", 65536)), State.UNKNOWN),
+    ],
+)
+def test_what_the_library_of_gguf_refuses_is_not_whole(
+    data: bytes, state: State, tmp_path: Path
+) -> None:
+    """A key or a name that occurs twice, and a type that is not known: found by the fuzz."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    assert only(path).state is state
+
+
+def test_a_file_of_zeros_under_a_name_of_hdf5_is_not_called_short(tmp_path: Path) -> None:
+    path = tmp_path / "model.h5"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    (bad,) = wrong(only(path))
+    assert "does not begin as HDF5" in bad.what
+
+
+def test_a_number_of_too_many_digits_is_told_in_words_of_a_user(tmp_path: Path) -> None:
+    step = tmp_path / "step_2"
+    step.mkdir()
+    torch.save({"w": torch.ones(2)}, step / "model.pt")
+    (step / "n.json").write_text("1" * 5000)
+    (bad,) = wrong(only(step))
+    assert "digits" in bad.what
+    assert "sys." not in bad.what

@@ -263,6 +263,17 @@ def test_a_flip_that_orbax_refuses_in_metadata_is_damage(golden: Path, name: str
             assert report.state in (State.DAMAGED, State.UNKNOWN), (file, word)
 
 
+@pytest.mark.parametrize("kind", [None, 3, {}])
+def test_a_way_to_name_chunks_that_is_no_text_is_damage(golden: Path, kind: object) -> None:
+    path = golden / "zarr3" / "moment" / "zarr.json"
+    known = json.loads(path.read_text())
+    assert known["chunk_key_encoding"].pop("name") == "default"
+    if kind is not None:
+        known["chunk_key_encoding"]["name"] = kind
+    path.write_text(json.dumps(known))
+    assert only(golden / "zarr3").state is State.DAMAGED
+
+
 def test_a_chunk_that_is_not_what_it_should_be_names_its_array(golden: Path) -> None:
     chunk = golden / "zarr2" / "moment" / "0.0"
     data = chunk.read_bytes()
@@ -399,3 +410,19 @@ def test_half_of_a_surrogate_pair_in_a_sharding_is_damage(repository: Path, tmp_
     values = dict.fromkeys(json.loads((run / "_sharding").read_bytes()), "\ud800")
     (run / "_sharding").write_text(json.dumps(values))
     assert judge(run).state is State.DAMAGED
+
+
+def test_a_manifest_with_more_nodes_of_versions_than_there_can_be_is_damage(
+    tmp_path: Path,
+) -> None:
+    """Found by the fuzz: TensorStore refuses more than 14 where a node has 16 versions."""
+    table = b"\1\1\0d"
+    good = manifest(table, version())[:-4]  # the sum comes last
+    for older, reason in ((14, None), (15, "too many")):
+        body = good[14:-1] + bytes([older])
+        (tmp_path / ocdbt.MANIFEST).write_bytes(node(body, 0x0CDB3A2A))
+        if reason is None:
+            ocdbt.read_root(folder_at(tmp_path), "", ocdbt.Read())
+            continue
+        with pytest.raises(Malformed, match=reason):
+            ocdbt.read_root(folder_at(tmp_path), "", ocdbt.Read())

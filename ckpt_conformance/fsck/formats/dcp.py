@@ -54,6 +54,7 @@ _MANY = {
     Name("torch.distributed.checkpoint.metadata", "MetadataIndex"),
     Name("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
 }
+_ROOT = Name("torch.distributed.checkpoint.metadata", "Metadata")
 _FIELDS = frozenset(
     ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", "mcore_data")
 )  # the last is Megatron's
@@ -165,6 +166,8 @@ def read_metadata(data: bytes) -> Metadata:
 def _metadata(root: object, asked: Asked) -> Metadata:
     """Take the metadata apart; `asked` is what the pickle asks for."""
     _check_asked(asked)
+    if _ROOT in asked.called:
+        raise Malformed("it calls Metadata, of which DCP makes an instance: a load fails")
     state = _state(root, "Metadata")
     described, stored = state.get("state_dict_metadata"), state.get("storage_data")
     if not is_dict(described) or not is_dict(stored):

@@ -108,12 +108,17 @@ _HDF5_END = {0: (13, 40), 1: (13, 44), 2: (9, 28), 3: (9, 28)}
 def read_hdf5(file: Readable, size: int) -> Structure:
     """Read the superblock of an HDF5 file: it says where the file ends."""
     head = exactly(file, 0, min(size, 64))
+    if not head.startswith(HDF5):
+        raise Malformed("it does not begin as HDF5: overwritten?", 0, min(len(head), len(HDF5)))
     version = head[8] if len(head) > 8 else None  # noqa: PLR2004  behind the signature
     if version not in _HDF5_END:
         raise Malformed(f"its superblock is of version {version}", 0, len(head))
     width, place = _HDF5_END[version]
-    if len(head) < place + 8 or head[width] != 8:  # noqa: PLR2004  bytes of an offset
+    if len(head) < place + 8:
         raise Malformed(f"{len(head)} bytes are too few for a superblock: cut short?", 0, len(head))
+    if head[width] != 8:  # noqa: PLR2004  bytes of an offset
+        what = f"its superblock has offsets of {head[width]} bytes, and libraries write 8"
+        raise Malformed(what, width, width + 1)
     (end,) = struct.unpack_from("<Q", head, place)
     if end > size:
         raise Malformed(f"it has {size} bytes, and says {end}: cut short?", size, end)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.formats.foreign import GGUF, Fields, Structure
-from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
+from ckpt_conformance.fsck.source.findings import Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
@@ -106,11 +106,10 @@ class Header(NamedTuple):
 def judge(file: Readable, size: int) -> Structure:
     """Read the header of a GGUF file: every tensor lies inside of the file, and apart."""
     header = read(file, size, keep=False)
-    judged = "the header, and that each tensor is inside of the file and apart from the others"
     if header.unknown:
-        judged += f" (not of {header.unknown}, whose type is not known here)"
-    number = len(header.tensors) + header.unknown
-    return Structure(f"GGUF, version {header.version}", judged, number)
+        raise NotRead(f"{header.unknown} tensors are of a type that is not known here")
+    judged = "the header, and that each tensor is inside of the file and apart from the others"
+    return Structure(f"GGUF, version {header.version}", judged, len(header.tensors))
 
 
 def read(file: Readable, size: int, *, keep: bool = True) -> Header:
@@ -123,9 +122,10 @@ def read(file: Readable, size: int, *, keep: bool = True) -> Header:
     tensors, pairs = fields.number("<Q"), fields.number("<Q")
     values: dict[str, object] = {}
     alignment, start = 32, fields.at
+    keys, names = set[str](), set[str]()
     for _ in range(pairs):
         fields.count()
-        key, kind = _text(fields), fields.number("<I")
+        key, kind = _once(fields, keys, "a key of the header"), fields.number("<I")
         is_asked = key == "general.alignment" and kind == _UINT32
         if is_asked or keep:
             values[key] = _value(fields, kind)
@@ -138,7 +138,7 @@ def read(file: Readable, size: int, *, keep: bool = True) -> Header:
     unknown = 0
     for _ in range(tensors):
         fields.count()
-        one = _tensor(fields)
+        one = _tensor(fields, _once(fields, names, "a tensor"))
         unknown += one is None
         found += [one] if one else []
     if not 0 < alignment <= 1 << 20:
@@ -166,6 +166,16 @@ def _check_places(tensors: list[Stored], size: int) -> None:
 
 def _text(fields: Fields) -> str:
     return fields.take(fields.number("<Q")).decode("utf-8", "backslashreplace")
+
+
+def _once(fields: Fields, seen: set[str], what: str) -> str:
+    """Read a name that no other has; the libraries refuse a file where one has."""
+    at = fields.at
+    name = _text(fields)
+    if name in seen:
+        raise Malformed(f"{what} occurs twice: {clip(name)}", at, fields.at)
+    seen.add(name)
+    return name
 
 
 def _pass(fields: Fields, kind: int, level: int = 0) -> None:
@@ -204,9 +214,8 @@ def _items(fields: Fields, kind: int, number: int, level: int) -> Iterator[objec
         yield _value(fields, kind, level)
 
 
-def _tensor(fields: Fields) -> Stored | None:
-    """Read where a tensor lies, from the first one on; None for a type that is not known."""
-    name = _text(fields)
+def _tensor(fields: Fields, name: str) -> Stored | None:
+    """Read what follows the name of a tensor; None where its type is not known."""
     dimensions = fields.number("<I")
     if dimensions > _MOST_DIMENSIONS:
         raise Malformed(f"{clip(name)} has {dimensions} dimensions", fields.at)

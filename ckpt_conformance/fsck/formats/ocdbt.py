@@ -32,6 +32,7 @@ MOST_NODE = 128 << 20
 """Bytes of a manifest or of a node, packed or not, that are read at most; Orbax asks for 100 MB."""
 MOST_KEYS = 4_000_000
 _MOST_HEIGHT = 32
+_BITS, _MOST_ARITY = 63, 16  # of the number of a version; of how many a node has, as its logarithm
 _MOST_PATH = 4096
 _FULL = (1 << 64) - 1  # the place of a root that is not there
 _UUID = 16
@@ -136,7 +137,7 @@ def read_root(folder: Folder, base: str, read: Read) -> Root:
     if (kind := body.varint()) != _SINGLE:
         raise TooLarge(f"a manifest of kind {kind}, which stands in several files: not looked into")
     body.varints(2)  # the longest value in a node, and the longest node
-    body.take(1)
+    arity = body.take(1)[0]
     if body.varint():
         body.take(4)  # how hard it is packed
     files = _files(body, "")
@@ -149,7 +150,10 @@ def read_root(folder: Folder, base: str, read: Read) -> Root:
         raise Malformed("it has no version")
     for at in ids:  # TensorStore looks at all versions, and loads the last
         _check_file(files, at)
-    if not body.varint():  # places of older versions follow
+    older = body.varint()
+    if not 0 < arity <= _MOST_ARITY or older > _BITS // arity - 1:
+        raise Malformed(f"it has {older} nodes of older versions, of 2^{arity} each: too many")
+    if not older:  # else their places follow
         body.end()
     last = Root(None, heights[-1], keys[-1])
     if lengths[-1] == _FULL or not keys[-1]:

@@ -208,7 +208,9 @@ def _version3(values: Json) -> Array:
         values.get("shape"), object_or_empty(grid.get("configuration")).get("chunk_shape")
     )
     naming = object_or_empty(values.get("chunk_key_encoding"))
-    is_old = naming.get("name") == "v2"
+    if (kind := naming.get("name")) not in ("default", "v2"):
+        raise Malformed(f"its chunks are named by {clip(kind)}: default and v2 are known")
+    is_old = kind == "v2"
     sign = object_or_empty(naming.get("configuration")).get("separator", "." if is_old else "/")
     if sign not in (".", "/"):
         raise Malformed(f"its separator is {clip(sign)}")
