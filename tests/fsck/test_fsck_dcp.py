@@ -265,7 +265,7 @@ def edited(original: Path, tmp_path: Path, old: bytes, new: bytes) -> Path:
 
 
 def test_metadata_that_call_their_class_are_damage(original: Path, tmp_path: Path) -> None:
-    """A load calls it without its arguments, and fails; DCP makes an instance. Found by the fuzz."""
+    """A load calls it without its arguments, and fails: found by the fuzz."""
     copy = shutil.copytree(original, tmp_path / "step_3")
     data = (copy / ".metadata").read_bytes()
     (copy / ".metadata").write_bytes(data.replace(b"\x81", b"R", 1))
