@@ -116,6 +116,22 @@ def test_accelerate_without_generators_is_incomplete(
         assert [one.file for one in wrong(report)] == ["random_states_0.pkl"]
 
 
+@pytest.mark.parametrize("library", ["accelerate"])
+def test_weights_that_a_hook_saved_in_folders_are_named(library: str, golden: Path) -> None:
+    """As the training scripts of diffusers do: `unet/`, and `unet_ema/` beside it."""
+    del library
+    folder = golden / "checkpoints" / "checkpoint_0"
+    for name in ("unet", "unet_ema"):
+        (folder / name).mkdir()
+        copied = folder / name / "diffusion_pytorch_model.safetensors"
+        shutil.copy(folder / "model.safetensors", copied)
+    (folder / "model.safetensors").unlink()
+    report = only(folder)
+    (told,) = [one for one in report.findings if one.file == "model.safetensors"]
+    assert report.state is State.WHOLE
+    assert "its weights are in 'unet'/, 'unet_ema'/" in told.what
+
+
 @pytest.mark.parametrize("fault", ["bit-flip", "truncation-half", "zeroed-block"])
 @pytest.mark.parametrize("library", LAYOUTS)
 def test_damage_of_protected_files_is_found(library: str, fault: str, golden: Path) -> None:

@@ -118,12 +118,23 @@ def _accelerate(names: set[str], _: dict[str, Facts]) -> Iterator[RuleFinding]:
         yield from _prepared(names)
 
 
+def _elsewhere(names: set[str]) -> str:
+    """Say where weights are that accelerate has not written under a name of its own."""
+    inside = {
+        name.rpartition("/")[0]
+        for name in names
+        if "/" in name and name.endswith((".safetensors", ".bin"))
+    }
+    if not inside:
+        return "there are no weights: a hook saved them elsewhere?"
+    some = ", ".join(f"{clip(one)}/" for one in sorted(inside)[:5])
+    return f"its weights are in {some}: a hook saved them, and has to load them"
+
+
 def _prepared(names: set[str]) -> Iterator[RuleFinding]:
     """Remark what `save_state` writes only if it was prepared."""
     if not any(_WEIGHTS.fullmatch(name) for name in names):
-        yield RuleFinding(
-            Kind.NOTE, "model.safetensors", "there are no weights: a hook saved them elsewhere?"
-        )
+        yield RuleFinding(Kind.NOTE, "model.safetensors", _elsewhere(names))
     for stem in ("optimizer", "scheduler"):
         if not _numbered(names, rf"{stem}(?:_(\d+))?\.bin"):
             why = f"there is no {stem}: right only if none was prepared; a run with one starts cold"
