@@ -339,7 +339,8 @@ def _details(report: Report, options: Options, *, is_short: bool) -> Iterator[st
         names = ", ".join(report.passed_over[:_MOST_TENSORS])
         more = len(report.passed_over) - _MOST_TENSORS
         tail = f" and {more} more" if more > 0 else ""
-        yield one_line(f"    passed over, of no layout and without code: {names}{tail}")
+        what = "no pickle was found in them, sources are not read"
+        yield one_line(f"    passed over, of no layout; {what}: {names}{tail}")
     yield from _not_finite(report.not_finite)
 
 

@@ -76,7 +76,10 @@ def test_details_show_all_of_every_step(run: Path) -> None:
     short, long = told(judge(run)), told(judge(run), details=True)
     assert sum("bytes: digest" in line for line in short) == 0
     assert sum("bytes: digest" in line for line in long) == STEPS
-    assert "passed over, of no layout and without code: notes.txt" in "".join(long)
+    assert (
+        "passed over, of no layout; no pickle was found in them, sources are not read: notes.txt"
+        in "".join(long)
+    )
     assert "  28 remarks: --details shows them, and everything else" in short
     alone = told(judge(run / "step_3"))
     assert any("bytes: digest" in line for line in alone)

@@ -1,29 +1,33 @@
 """What a load of a file of any name may run: pickles, wherever programs look for them.
 
 That is a plain pickle, objects in an array of numpy, pickles in a zip of any writer, and those in a
-tar archive, which torch.load still unpacks. Nothing here says that a file is right.
+tar archive, which torch.load still unpacks; packed or not (`packed`), and in one another up to
+`_MOST_LAYERS`. What stable-baselines3 keeps in a zip as JSON is a pickle, too. Nothing here says
+that a file is right.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import tarfile
 import zipfile
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats import zips
+from ckpt_conformance.fsck.formats import serialized, zips
+from ckpt_conformance.fsck.formats.packed import Budget, Packer, Unpacked, packer_of
 from ckpt_conformance.fsck.formats.pickle_names import judge_names
 from ckpt_conformance.fsck.formats.pickles import Asked
 from ckpt_conformance.fsck.formats.torch_file import SCRIPT, Stream, grown, read_stream, stream_of
-from ckpt_conformance.fsck.source.findings import Kind
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ckpt_conformance.fsck.source.source import Readable
 
@@ -32,24 +36,102 @@ _BLOCK = 512  # bytes of a header in a tar archive
 _CHECKSUM = slice(148, 156)
 _OF_TORCH = {"storages", "tensors", "pickle"}  # members of the archives of torch before 0.1.10
 _MOST_MEMBERS = 100_000
+_MOST_LAYERS = 4
+_MOST_HELD = 256 << 20  # bytes of an archive in another one, which is held to be looked into
+
+
+@dataclass
+class _Layer:
+    """Where a look is: how many files around it, and what may still be unpacked.
+
+    Attributes:
+        depth: archives and packed files around it.
+        budget: of the file on the disk.
+
+    """
+
+    depth: int
+    budget: Budget
+
+    def inner(self) -> _Layer:
+        """Go into one; TooLarge where it is one too many."""
+        if self.depth >= _MOST_LAYERS:
+            raise TooLarge(f"it is packed, or an archive, more than {_MOST_LAYERS} times over")
+        return _Layer(self.depth + 1, self.budget)
 
 
 def read(file: Readable, length: int) -> Stream | None:
     """Return what a load of a file asks for; None where it holds no pickle.
 
+    What is not looked into (too large, packed too often) is a stream with `is_limit`.
+
     Raises:
         OSError, Malformed: it cannot be read.
 
     """
+    return _look(file, length, _Layer(0, Budget()))
+
+
+def _look(file: Readable, length: int, layer: _Layer) -> Stream | None:
     head = exactly(file, 0, min(_BLOCK, length))
     if head.startswith(zips.MAGIC):
-        zipped = _together(_zipped(file, length))
+        zipped = _together(_zipped(file, length, layer))
         return zipped and replace(zipped, is_archive=True)
     if head.startswith(_ARRAY):
         return grown(lambda most: exactly(file, 0, min(length, most)), _array)
     if _is_tar(head):
-        return _tar(file, length)
-    return read_stream(file, length)
+        with _tar_errors(), tarfile.open(fileobj=WholeFile(file, length), mode="r:") as archive:
+            return _tar(archive, partial(_in_place, layer=layer))
+        return None
+    stream = read_stream(file, length)
+    if stream is None and (packer := packer_of(head)):
+        return _unpacked(file, length, packer, layer)
+    return stream
+
+
+def _not_looked_into(error: TooLarge) -> Stream:
+    return Stream(Asked(), is_legacy=False, problem=str(error), is_limit=True, is_archive=True)
+
+
+def _unpacked(file: Readable, length: int, packer: Packer, layer: _Layer) -> Stream | None:
+    """Return what the bytes ask for that others are packed from."""
+    try:
+        inner = layer.inner()
+        opened = Unpacked(file, length, packer, layer.budget)
+        if not _is_tar(opened.peek(_BLOCK)):
+            stream = _of_opened(opened, inner)
+            return stream and replace(stream, is_archive=True)
+        with _tar_errors(), tarfile.open(fileobj=opened, mode="r|") as archive:
+            return _tar(archive, partial(_in_order, layer=inner))
+    except TooLarge as error:
+        return _not_looked_into(error)
+    return None
+
+
+def _of_opened(opened: Unpacked | IO[bytes], layer: _Layer) -> Stream | None:
+    """Look at a member, or at what was unpacked: once, from its front."""
+    data = bytearray()
+    head = _up_to_the_fault(data, opened, _BLOCK)
+    is_layer = head.startswith(zips.MAGIC) or _is_tar(head)
+    if not is_layer:
+        stream = grown(partial(_up_to_the_fault, data, opened), _of_bytes)
+        if stream is not None or not (head[:1] == b"{" or packer_of(head)):
+            return stream
+    held = _up_to_the_fault(data, opened, _MOST_HELD + 1)
+    layer.budget.spend(len(held))
+    if len(held) > _MOST_HELD:
+        if head[:1] == b"{" and serialized.KEY not in held:
+            return None
+        raise TooLarge(f"an archive or JSON in it has more than {_MOST_HELD} bytes")
+    if head[:1] == b"{":
+        return _together(_in_json(held))
+    return _look(io.BytesIO(held), len(held), layer.inner())
+
+
+def _in_json(data: bytes) -> Iterator[Stream | None]:
+    """Yield what pickles in a JSON text ask for."""
+    for one in serialized.pickles_in(data):
+        yield grown(lambda most, one=one: one[:most], stream_of)
 
 
 def is_unsafe(file: Readable, length: int) -> bool:
@@ -127,12 +209,14 @@ class WholeFile(io.RawIOBase):
         return data
 
 
-def _zipped(file: Readable, length: int) -> Iterator[Stream | None]:
+def _zipped(file: Readable, length: int, layer: _Layer) -> Iterator[Stream | None]:
     """Yield what the members of a zip ask for, however wrong the archive is."""
     try:
         with zipfile.ZipFile(WholeFile(file, length)) as archive:
             for member in archive.infolist()[:_MOST_MEMBERS]:
-                yield _of_member(archive, member)
+                yield _of_member(archive, member, layer)
+    except TooLarge as error:
+        yield _not_looked_into(error)
     except UNREADABLE:
         return
 
@@ -151,27 +235,29 @@ UNREADABLE = (
 _RAW = (["data", "weights"], ["data", "constants"])  # of torch.export: any bytes may be there
 
 
-def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stream | None:
+def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, layer: _Layer) -> Stream | None:
     parts = member.filename.split("/")
     if parts[-2:-1] == ["data"] and parts[-1].isdecimal():
         return None  # a storage
     try:
         with archive.open(member) as opened:
-            stream = grown(partial(_up_to_the_fault, bytearray(), opened), _of_bytes)
+            stream = _of_opened(opened, layer)
             is_raw = parts[-3:-1] in _RAW and stream is not None and stream.is_limit
             return None if is_raw and stream and not stream.asked.names else stream
+    except TooLarge as error:
+        return _not_looked_into(error)
     except UNREADABLE:
         return None
 
 
-def _up_to_the_fault(data: bytearray, opened: IO[bytes], most: int) -> bytes:
+def _up_to_the_fault(data: bytearray, opened: Unpacked | IO[bytes], most: int) -> bytes:
     """Read on in a member; what comes before its CRC turns out wrong is kept in `data`."""
     try:
         while len(data) < most and (piece := opened.read(min(most - len(data), 1 << 16))):
             data += piece
     except (zipfile.BadZipFile, zlib.error):
         pass
-    return bytes(data)
+    return bytes(data[:most])
 
 
 def _is_tar(head: bytes) -> bool:
@@ -185,20 +271,48 @@ def _is_tar(head: bytes) -> bool:
     return said == sum(head) - sum(head[_CHECKSUM]) + 8 * ord(" ")
 
 
-def _tar(file: Readable, length: int) -> Stream | None:
+def _tar(
+    archive: tarfile.TarFile, look: Callable[[IO[bytes], int], Stream | None]
+) -> Stream | None:
     """Return what the members of a tar archive ask for; one of torch's is not read as a whole."""
     names, streams = set[str](), list[Stream | None]()
-    try:
-        with tarfile.open(fileobj=WholeFile(file, length), mode="r:") as archive:
-            for _, member in zip(range(_MOST_MEMBERS), archive, strict=False):
-                names.add(member.name)
-                opened = archive.extractfile(member) if member.isreg() else None
-                if opened:
-                    streams.append(grown(partial(_up_to_the_fault, bytearray(), opened), _of_bytes))
-    except (tarfile.TarError, ValueError, EOFError):
-        pass
+    with _tar_errors():
+        for _, member in zip(range(_MOST_MEMBERS), archive, strict=False):
+            names.add(member.name)
+            opened = archive.extractfile(member) if member.isreg() else None
+            if opened:
+                streams.append(look(opened, member.size))
     stream = _together(iter(streams))
     if not names & _OF_TORCH:
-        return stream
+        return stream and replace(stream, is_archive=True)
     what = "it is a tar archive of torch before 0.1.10, which cannot be checked"
     return Stream(stream.asked if stream else Asked(), is_legacy=False, problem=what, is_limit=True)
+
+
+def _in_place(opened: IO[bytes], size: int, layer: _Layer) -> Stream | None:
+    """Look at a member of an archive that is not packed, wherever in it."""
+    try:
+        return _look(opened, size, layer.inner()) if size >= 0 else None
+    except TooLarge as error:
+        return _not_looked_into(error)
+    except Malformed:
+        return None
+
+
+def _in_order(opened: IO[bytes], _size: int, layer: _Layer) -> Stream | None:
+    """Look at a member of a packed archive, which is read from its front."""
+    try:
+        return _of_opened(opened, layer)
+    except TooLarge as error:
+        return _not_looked_into(error)
+
+
+@contextlib.contextmanager
+def _tar_errors() -> Iterator[None]:
+    """Take an archive that the standard library cannot read on for one that ends there."""
+    try:
+        yield
+    except TooLarge:
+        raise
+    except (tarfile.TarError, ValueError, EOFError):
+        pass

@@ -81,6 +81,7 @@ class Asked:
         called: those that are called when it is loaded, or made with arguments.
         handed: those that are used as values, so that whatever gets them may call them.
         tricks: what it does besides.
+        made: what INST or OBJ make an instance of, or call where it is no class.
 
     """
 
@@ -88,6 +89,7 @@ class Asked:
     called: set[Name] = field(default_factory=set[Name])
     handed: set[Name] = field(default_factory=set[Name])
     tricks: set[Trick] = field(default_factory=set[Trick])
+    made: set[Name] = field(default_factory=set[Name])
 
     def add(self, other: Asked) -> None:
         """Add what another pickle of the same file asks for."""
@@ -95,6 +97,7 @@ class Asked:
         self.called |= other.called
         self.handed |= other.handed
         self.tricks |= other.tricks
+        self.made |= other.made
 
 
 class Limit(Malformed):
@@ -410,12 +413,12 @@ def load(data: bytes, many: Collection[Name] = ()) -> tuple[Any, Asked]:
 
             machine = Machine(data, Runs(many))
             with contextlib.suppress(Again):
-                return machine.run(_STEPS), machine.asked
+                return machine.run(STEPS), machine.asked
         machine = Machine(data)
-        return machine.run(_STEPS), machine.asked
+        return machine.run(STEPS), machine.asked
 
 
-def load_each(data: bytes, most: int) -> Iterator[tuple[Any, Asked]]:
+def load_each(data: bytes, most: int, steps: Steps | None = None) -> Iterator[tuple[Any, Asked]]:
     """Yield what each of some pickles holds that stand one behind the other, and what it asks for.
 
     Malformed where one of them is none.
@@ -424,7 +427,7 @@ def load_each(data: bytes, most: int) -> Iterator[tuple[Any, Asked]]:
     with without_collector():
         for _ in range(most):
             machine = Machine(data, at=at)
-            yield machine.run(_STEPS), machine.asked
+            yield machine.run(steps or STEPS), machine.asked
             at = machine.at + 1
 
 
@@ -711,6 +714,8 @@ def _object(machine: Machine) -> None:
 
 def _called_with(machine: Machine, of: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  as above
     machine.note_instance(of, args)  # without arguments, Python only makes an instance
+    if isinstance(of, Name):
+        machine.asked.made.add(of)
     machine.push_made(make(of, args))
 
 
@@ -723,7 +728,7 @@ def _appends(machine: Machine) -> None:
     _extend(machine, machine.pop_mark())
 
 
-_STEPS: Steps = {
+STEPS: Steps = {
     ord(code): step
     for code, step in {
         "I": _text_line(_int_line),
@@ -788,5 +793,7 @@ _STEPS: Steps = {
         "q": _put("<B"),
         "r": _put("<I"),
         "\x94": _memoize,
+        "\x97": lambda machine: machine.push_made(Persistent("a buffer beside the pickle")),
+        "\x98": lambda machine: machine.stack[-1],  # makes the buffer read-only
     }.items()
 }

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpt_conformance.fsck.formats import pickles, small_records, torchscript, zips
+from ckpt_conformance.fsck.formats import (
+    joblib_arrays,
+    pickles,
+    small_records,
+    torchscript,
+    zips,
+)
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.pickle_names import ANY, judge_names
 from ckpt_conformance.fsck.formats.pickles import (
@@ -199,18 +205,44 @@ def grown(
 def stream_of(data: bytes, most: int) -> Stream | None:
     """Read all pickles that a legacy file has: which the first is, a call in it may hide.
 
-    None where the bytes begin with no pickle. Raises Short where they are too few, and as many as
-    were asked for: there may be more.
+    Those of joblib are read as joblib and as pickle do it. None where the bytes begin with no
+    pickle. Raises Short where they are too few, and as many as were asked for: there may be more.
     """
+    try:
+        stream = _stream_of(data, most)
+    except Short as error:
+        # The bytes of an array may say anything of their length: joblib may need fewer of them.
+        stream = Stream(error.asked, is_legacy=False) if isinstance(error, _ShortOf) else None
+        if stream is None or not joblib_arrays.is_any(stream.asked.names):
+            raise
+    if stream is None or not joblib_arrays.is_any(stream.asked.names):
+        return stream
+    joblibs = _stream_of(data, most, joblib_arrays.ARRAYS)
+    if joblibs is None:
+        return replace(stream, is_limit=True)
+    joblibs.asked.add(stream.asked)
+    return replace(joblibs, is_limit=bool(joblibs.problem))
+
+
+class _ShortOf(Short):
+    """Too few bytes of pickles, and what they ask for."""
+
+    def __init__(self, what: str, asked: Asked) -> None:
+        super().__init__(what)
+        self.asked = asked
+
+
+def _stream_of(data: bytes, most: int, steps: pickles.Steps | None = None) -> Stream | None:
     asked, is_legacy, number = Asked(), False, 0
     try:
-        for held, one in pickles.load_each(data, _OF_LEGACY):
+        for held, one in pickles.load_each(data, _OF_LEGACY, steps):
             number += 1
             asked.add(one)
             is_legacy = is_legacy or (number == 1 and held == _MAGIC)
     except Broken as error:
         if len(data) == most and error.is_short:
-            raise Short(str(error)) from None
+            asked.add(error.asked)
+            raise _ShortOf(str(error), asked) from None
         is_pickle = _is_pickle(data, error)
         if number and not (is_legacy or is_pickle):
             return Stream(asked, is_legacy)  # a plain pickle, and what else there is
@@ -224,7 +256,13 @@ def _is_pickle(data: bytes, error: Broken) -> bool:
     """Return whether it is more than bytes that begin like a pickle: a text may ask for a name."""
     asked = error.asked
     is_said = data.startswith(_PROTOCOL) and asked.names
-    return bool(is_said or error.is_limit or asked.called or asked.tricks)
+    is_made = any(map(_is_name, asked.made))
+    return bool(is_said or is_made or error.is_limit or asked.called or asked.tricks)
+
+
+def _is_name(name: Name) -> bool:
+    """Return whether something can be imported by a name; a text that is none has other signs."""
+    return all(map(str.isidentifier, str(name).split(".")))
 
 
 def _is_script(records: dict[str, zips.Record]) -> bool:

@@ -69,6 +69,19 @@ def check_installed() -> None:
     _crc32c()
 
 
+def new_unpacker() -> Unpacker:
+    """Return what unpacks a frame; NotInstalled where nothing does."""
+    return _tools()[0]()
+
+
+def errors() -> tuple[type[Exception], ...]:
+    """Return what the package raises for bytes that are no frame."""
+    try:
+        return (_tools()[1],)
+    except NotInstalled:
+        return ()
+
+
 def unpacked(pieces: Iterator[bytes | memoryview]) -> Iterator[bytes]:
     """Unpack frames that follow each other; Malformed where they end too early, or are none."""
     make, failed = _tools()

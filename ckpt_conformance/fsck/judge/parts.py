@@ -258,7 +258,7 @@ def look(context: Context, name: str) -> torch_file.Stream | None:
     unsafe += [one for one in _names_of(name, stream) if one.kind is Kind.UNSAFE]
     context.report.findings += unsafe
     if stream.is_limit and not unsafe:
-        what = f"it begins as a pickle, and nobody knows what it asks for: {stream.problem}"
+        what = f"nobody knows what code a load of it runs: {stream.problem}"
         context.report.say(Kind.UNKNOWN, name, what)
     return stream
 
