@@ -22,6 +22,7 @@ from ckpt_conformance.reference_impl.component_state import retie
 from ckpt_conformance.reference_impl.encode import Encoder, Tree, replace
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
 from ckpt_conformance.reference_impl.fill import ReadPlan, fill
+from ckpt_conformance.reference_impl.loading import LoadPlan
 from ckpt_conformance.reference_impl.manager import CheckpointManager
 from ckpt_conformance.reference_impl.manifest import MAX_BYTES
 from ckpt_conformance.reference_impl.shards import Box, whole_box
@@ -56,12 +57,15 @@ def patch_missing_config_keys(config: Mapping[str, Json]) -> dict[str, Json]:
 def rehydrate(
     dcp_reference: str | os.PathLike[str] | CheckpointReference,
     destination_root: str | os.PathLike[str],
+    reader: CheckpointManager | None = None,
 ) -> CheckpointReference:
     """Write a verified DCP checkpoint as per-rank files, bit for bit (M045, M046).
 
     Args:
         dcp_reference: the DCP directory.
         destination_root: where the per-rank files go; it may be the directory's own root.
+        reader: the manager that reads and verifies it, such as one that knows whose files to
+            trust; a plain one by default.
 
     Returns:
         The new checkpoint, of kind `model`, with the step and run of the old one.
@@ -71,13 +75,14 @@ def rehydrate(
         CheckpointDamaged: it is not as it was saved.
     """
     reference = resolve.resolve_checkpoint_reference(dcp_reference, "dcp")
-    with CheckpointManager(reference.root).open_verified(reference, set()) as opened:
+    source = CheckpointManager(reference.root) if reader is None else reader
+    with source.open_verified(reference, set()) as opened:
         reads = ReadPlan()
         documents: dict[str, Tree] = {
             name: replace(tree, TensorRef, lambda _, ref: reads.new(ref))
             for name, tree in opened.documents.items()
         }
-        fill(reads, opened.files)
+        source.fill(opened, LoadPlan(reads))
     manifest = opened.manifest
     retie(documents["model"], manifest.ties)
     encoder = Encoder()

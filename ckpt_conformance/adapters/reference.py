@@ -81,7 +81,7 @@ class ReferenceManager:
     def export(self, step: int, destination: Path) -> Path:
         """Write the step as one per-rank model file and give its path."""
         folder = Path(destination)
-        rehydrate(self.root / f"dcp_{step:06d}", folder)
+        rehydrate(self.root / f"dcp_{step:06d}", folder, self.manager)
         return folder / f"model_{step:06d}.pt"
 
     def plant(self, step: int) -> None:

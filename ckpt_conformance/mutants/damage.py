@@ -68,6 +68,101 @@ mutant(
 )(SizeOnly)
 
 
+class TrustsSomeReads(Trusting):
+    """Compares digests in a load of the latest step; what else reads a step looks at sizes."""
+
+    trusts = False
+
+    def is_trusted(self, request: dict[str, Any]) -> bool:
+        """Whether a load with these arguments compares nothing."""
+        raise NotImplementedError
+
+    def load(self, reference: Any = None, *, step: int | None = None, **given: Any) -> Any:  # noqa: ANN401
+        """Load, and trust the disk or not."""
+        self.trusts = self.is_trusted({"reference": reference, "step": step, **given})
+        return super().load(reference, step=step, **given)
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Verify the digest, or the size alone."""
+        if not self.trusts or durable.file_size(file) != entry.size:
+            super().verify_file(file, entry)
+
+
+@mutant(
+    "O01-explicit",
+    url="pytorch/pytorch#28858",
+    change="digests are compared where the latest step is loaded, not where a step is named",
+    violates={"CKC-CORR-001"},
+)
+class TrustsANamedStep(TrustsSomeReads):
+    """Verifies what it chose itself."""
+
+    def is_trusted(self, request: dict[str, Any]) -> bool:
+        """With a step, and nothing else asked for."""
+        named = request["step"] is not None and not request.get("require_kind")
+        return named and not request.get("allow_missing")
+
+
+@mutant(
+    "O01-path",
+    url="pytorch/pytorch#28858",
+    change="digests are not compared where a path is loaded",
+    violates={"CKC-CORR-001"},
+)
+class TrustsAPath(TrustsSomeReads):
+    """Takes the user's file as it is."""
+
+    def is_trusted(self, request: dict[str, Any]) -> bool:
+        """With a path."""
+        return request["reference"] is not None
+
+
+@mutant(
+    "O01-cold",
+    url="pytorch/pytorch#28858",
+    change="digests are not compared where a component is left cold",
+    violates={"CKC-CORR-001"},
+)
+class TrustsWhatIsNotResumed(TrustsSomeReads):
+    """Verifies what a job resumes from, and no other load."""
+
+    def is_trusted(self, request: dict[str, Any]) -> bool:
+        """With something that may be missing."""
+        return bool(request.get("allow_missing"))
+
+
+@mutant(
+    "O01-kind",
+    url="pytorch/pytorch#28858",
+    change="digests are not compared where a kind is asked for",
+    violates={"CKC-CORR-001"},
+)
+class TrustsAKind(TrustsSomeReads):
+    """Has a second way in, for those who know the format."""
+
+    def is_trusted(self, request: dict[str, Any]) -> bool:
+        """With a kind."""
+        return request.get("require_kind") is not None
+
+
+@mutant(
+    "O01-export",
+    url="pytorch/pytorch#126952",
+    change="digests are not compared where a step is exported",
+    violates={"CKC-CORR-001"},
+    base="reference-dcp",
+)
+class TrustsAnExport(TrustsSomeReads):
+    """Verifies loads alone."""
+
+    trusts = True
+
+    def is_trusted(self, request: dict[str, Any]) -> bool:
+        """No load at all; what does not load has the trust that it began with."""
+        del request
+        return False
+
+
 class OwnChecksum(Trusting):
     """Lets a file pass whose size and own checksum are right; else it asks for the digest."""
 
