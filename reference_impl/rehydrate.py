@@ -21,7 +21,7 @@ from ckpt_conformance.reference_impl import dcp_format, durable, layout, resolve
 from ckpt_conformance.reference_impl.component_state import retie
 from ckpt_conformance.reference_impl.encode import Encoder, Tree, replace
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
-from ckpt_conformance.reference_impl.fill import ReadPlan, fill
+from ckpt_conformance.reference_impl.fill import ReadPlan
 from ckpt_conformance.reference_impl.loading import LoadPlan
 from ckpt_conformance.reference_impl.manager import CheckpointManager
 from ckpt_conformance.reference_impl.manifest import MAX_BYTES

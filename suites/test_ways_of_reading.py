@@ -12,7 +12,6 @@ from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.harness.messages import (
     Call,
     CallResult,
-    ExitKind,
     Fresh,
     LeavesResult,
     Materialize,

@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from ckpt_conformance.fsck.formats import serialized, zips
 from ckpt_conformance.fsck.formats.packed import Budget, Packer, Unpacked, packer_of
@@ -80,9 +80,10 @@ def _look(file: Readable, length: int, layer: _Layer) -> Stream | None:
     if head.startswith(_ARRAY):
         return grown(lambda most: exactly(file, 0, min(length, most)), _array)
     if _is_tar(head):
+        found = None
         with _tar_errors(), tarfile.open(fileobj=WholeFile(file, length), mode="r:") as archive:
-            return _tar(archive, partial(_in_place, layer=layer))
-        return None
+            found = _tar(archive, partial(_in_place, layer=layer))
+        return found  # noqa: RET504  an error of the archive is no error here
     stream = read_stream(file, length)
     if stream is None and (packer := packer_of(head)):
         return _unpacked(file, length, packer, layer)
@@ -95,6 +96,7 @@ def _not_looked_into(error: TooLarge) -> Stream:
 
 def _unpacked(file: Readable, length: int, packer: Packer, layer: _Layer) -> Stream | None:
     """Return what the bytes ask for that others are packed from."""
+    found = None
     try:
         inner = layer.inner()
         opened = Unpacked(file, length, packer, layer.budget)
@@ -102,10 +104,10 @@ def _unpacked(file: Readable, length: int, packer: Packer, layer: _Layer) -> Str
             stream = _of_opened(opened, inner)
             return stream and replace(stream, is_archive=True)
         with _tar_errors(), tarfile.open(fileobj=opened, mode="r|") as archive:
-            return _tar(archive, partial(_in_order, layer=inner))
+            found = _tar(archive, partial(_in_order, layer=inner))
     except TooLarge as error:
         return _not_looked_into(error)
-    return None
+    return found
 
 
 def _of_opened(opened: Unpacked | IO[bytes], layer: _Layer) -> Stream | None:
@@ -131,7 +133,11 @@ def _of_opened(opened: Unpacked | IO[bytes], layer: _Layer) -> Stream | None:
 def _in_json(data: bytes) -> Iterator[Stream | None]:
     """Yield what pickles in a JSON text ask for."""
     for one in serialized.pickles_in(data):
-        yield grown(lambda most, one=one: one[:most], stream_of)
+        yield grown(partial(_front, one), stream_of)
+
+
+def _front(data: bytes, most: int) -> bytes:
+    return data[:most]
 
 
 def is_unsafe(file: Readable, length: int) -> bool:
@@ -292,7 +298,8 @@ def _tar(
 def _in_place(opened: IO[bytes], size: int, layer: _Layer) -> Stream | None:
     """Look at a member of an archive that is not packed, wherever in it."""
     try:
-        return _look(opened, size, layer.inner()) if size >= 0 else None
+        whole = cast("Readable", opened)  # a BufferedReader, as every member is
+        return _look(whole, size, layer.inner()) if size >= 0 else None
     except TooLarge as error:
         return _not_looked_into(error)
     except Malformed:

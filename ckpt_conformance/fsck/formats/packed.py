@@ -132,12 +132,16 @@ class Unpacked(io.RawIOBase):
 
     def _unpack(self, unpack: zstd.Unpacker) -> Iterator[bytes]:
         """Yield what is unpacked, less empty pieces."""
+        faults: tuple[type[BaseException], ...] = (
+            *(zlib.error, lzma.LZMAError, ValueError, EOFError, OSError),
+            *zstd.errors(),
+        )
         data = self._next()
         while True:
             clock.check_latest()
             try:
                 piece = unpack.decompress(data, _PIECE)
-            except (zlib.error, lzma.LZMAError, ValueError, EOFError, OSError, *zstd.errors()):
+            except faults:
                 self.is_faulty = True
                 return
             self._budget.spend(len(piece))
