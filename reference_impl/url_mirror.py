@@ -153,10 +153,9 @@ class UrlMirror(UploadingMirror):
         Raises:
             MirrorError: it is another one.
         """
-        info: dict[str, Any] = self._fresh_info(url)
-        if info.get("size") != size:
-            raise MirrorError(f"{url} has {info.get('size')} bytes, and {size} were sent")
-        tag = str(info.get("ETag", "")).strip('"')
+        stored, tag = self._facts_of(url)
+        if stored != size:
+            raise MirrorError(f"{url} has {stored} bytes, and {size} were sent")
         hasher = durable.Hasher()
         sums = PartSums(self._part_of(size))
         for data in source() if sums.may_be(tag) else self._read(url):
@@ -167,11 +166,11 @@ class UrlMirror(UploadingMirror):
         if hasher.hexdigest() != digest:
             raise MirrorError(f"{url} did not arrive as the manifest has it")
 
-    def _fresh_info(self, url: str) -> dict[str, Any]:
-        """What the store says of an object now, and not what was listed before."""
+    def _facts_of(self, url: str) -> tuple[int | None, str]:
+        """Size and tag of an object by the store, now, and not as it was listed before."""
         self._files.invalidate_cache()
-        info: dict[str, Any] = self._files.info(url)
-        return info
+        info: Any = self._files.info(url)
+        return info.get("size"), str(info.get("ETag", "")).strip('"')
 
     def _read(self, url: str) -> Iterator[bytes]:
         """Read an object back, a part at a time."""

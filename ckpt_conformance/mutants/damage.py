@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
+    Request = dict[str, Any]  # the arguments of a load, by name
+
 
 class Trusting(CheckpointManager):
     """Copies the bytes of a file without comparing them with anything."""
@@ -73,7 +75,7 @@ class TrustsSomeReads(Trusting):
 
     trusts = False
 
-    def is_trusted(self, request: dict[str, Any]) -> bool:
+    def is_trusted(self, request: Request) -> bool:
         """Whether a load with these arguments compares nothing."""
         raise NotImplementedError
 
@@ -97,7 +99,7 @@ class TrustsSomeReads(Trusting):
 class TrustsANamedStep(TrustsSomeReads):
     """Verifies what it chose itself."""
 
-    def is_trusted(self, request: dict[str, Any]) -> bool:
+    def is_trusted(self, request: Request) -> bool:
         """With a step, and nothing else asked for."""
         named = request["step"] is not None and not request.get("require_kind")
         return named and not request.get("allow_missing")
@@ -112,7 +114,7 @@ class TrustsANamedStep(TrustsSomeReads):
 class TrustsAPath(TrustsSomeReads):
     """Takes the user's file as it is."""
 
-    def is_trusted(self, request: dict[str, Any]) -> bool:
+    def is_trusted(self, request: Request) -> bool:
         """With a path."""
         return request["reference"] is not None
 
@@ -126,7 +128,7 @@ class TrustsAPath(TrustsSomeReads):
 class TrustsWhatIsNotResumed(TrustsSomeReads):
     """Verifies what a job resumes from, and no other load."""
 
-    def is_trusted(self, request: dict[str, Any]) -> bool:
+    def is_trusted(self, request: Request) -> bool:
         """With something that may be missing."""
         return bool(request.get("allow_missing"))
 
@@ -140,7 +142,7 @@ class TrustsWhatIsNotResumed(TrustsSomeReads):
 class TrustsAKind(TrustsSomeReads):
     """Has a second way in, for those who know the format."""
 
-    def is_trusted(self, request: dict[str, Any]) -> bool:
+    def is_trusted(self, request: Request) -> bool:
         """With a kind."""
         return request.get("require_kind") is not None
 
@@ -157,7 +159,7 @@ class TrustsAnExport(TrustsSomeReads):
 
     trusts = True
 
-    def is_trusted(self, request: dict[str, Any]) -> bool:
+    def is_trusted(self, request: Request) -> bool:
         """No load at all; what does not load has the trust that it began with."""
         del request
         return False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance.fsck.formats.exported import is_size
+from ckpt_conformance.fsck.code.exported import is_size
 from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, State
 from ckpt_conformance.fsck.source.trust import Trust

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance.fsck.formats import any_file, packed
+from ckpt_conformance.fsck.code import any_file, packed
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import State
 

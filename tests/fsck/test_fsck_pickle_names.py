@@ -9,9 +9,15 @@ import pytest
 from torch import _weights_only_unpickler
 
 from ckpt_conformance.fsck.formats import pickles
-from ckpt_conformance.fsck.formats.pickle_names import ANY, judge_names
 from ckpt_conformance.fsck.formats.pickles import Asked, Name
-from ckpt_conformance.fsck.formats.written_names import CLASSES, DATA, MAKERS, NOT_CALLED
+from ckpt_conformance.fsck.formats.written_names import (
+    ANY,
+    CLASSES,
+    DATA,
+    MAKERS,
+    NOT_CALLED,
+    judge_names,
+)
 from ckpt_conformance.fsck.source.findings import Finding, Kind, allowed
 from ckpt_conformance.fsck.source.trust import Trust
 

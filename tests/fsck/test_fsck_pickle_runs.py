@@ -102,7 +102,7 @@ def test_most_of_it_is_read_at_once() -> None:
     assert found.problems == []
     places = [one.place for items in found.items.values() for one in items]
     assert max(one.start for one in places) == 5_000_000_000 + 299 * 100
-    assert [one.packed for one in places].count(True) == 1
+    assert sum(bool(one.packed) for one in places) == 1
 
 
 @settings(

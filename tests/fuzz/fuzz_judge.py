@@ -38,8 +38,8 @@ from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.diff.compare import Difference, Status
 from ckpt_conformance.fsck.diff.diff import diff
 from ckpt_conformance.fsck.formats import dcp
-from ckpt_conformance.fsck.formats.pickle_names import judge_names
 from ckpt_conformance.fsck.formats.pickles import Asked, Name
+from ckpt_conformance.fsck.formats.written_names import judge_names
 from ckpt_conformance.fsck.judge import judging
 from ckpt_conformance.fsck.judge.examine import find
 from ckpt_conformance.fsck.judge.judge import Judged, Options, judge

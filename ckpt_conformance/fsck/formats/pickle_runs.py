@@ -262,3 +262,27 @@ def _numbers(raw: bytes) -> Iterator[int]:
         first = at + (1 if code in _WIDTHS else 2)
         at = first + (_WIDTHS.get(code) or raw[at + 1])
         yield int.from_bytes(raw[first:at], "little", signed=code not in (_ONE_BYTE, _TWO_BYTES))
+
+
+def ends_of_reads(data: bytes, start: int) -> Iterator[int]:
+    """Yield where each read of an instruction but its last ends: its code, a length, a line.
+
+    A frame of a pickle may end there, and never inside of one.
+    """
+    import pickletools  # its table is large
+
+    yield start + 1
+    code = chr(data[start])
+    argument = next(one.arg for one in pickletools.opcodes if one.code == code)
+    if argument is None:
+        return
+    if argument.n == pickletools.UP_TO_NEWLINE:
+        yield data.find(b"\n", start) + 1
+    elif argument.n < 0:
+        widths = {
+            pickletools.TAKEN_FROM_ARGUMENT1: 1,
+            pickletools.TAKEN_FROM_ARGUMENT4: 4,
+            pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+            pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+        }
+        yield start + 1 + widths[argument.n]

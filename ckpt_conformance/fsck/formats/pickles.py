@@ -304,7 +304,7 @@ class Machine:
         """
         if self.runs:
             raise Again  # many instances were passed over: the value is one of theirs
-        from ckpt_conformance.fsck.formats.pickle_frames import ends_of_reads  # its table is large
+        from ckpt_conformance.fsck.formats.pickle_runs import ends_of_reads  # its table is large
 
         if self.frame_end not in ends_of_reads(self.data, start):
             where = f"the value at {start}..{self.at}"

@@ -14,7 +14,6 @@ from ckpt_conformance.fsck.formats import (
     zips,
 )
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
-from ckpt_conformance.fsck.formats.pickle_names import ANY, judge_names
 from ckpt_conformance.fsck.formats.pickles import (
     MOST_BYTES,
     Asked,
@@ -24,6 +23,7 @@ from ckpt_conformance.fsck.formats.pickles import (
     Persistent,
     Short,
 )
+from ckpt_conformance.fsck.formats.written_names import ANY, judge_names
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span

@@ -8,7 +8,9 @@ left to `sums`, as spans. TorchScript packs the texts below `code/`: those are u
 
 from __future__ import annotations
 
+import io
 import struct
+import zipfile
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -277,3 +279,49 @@ def _descriptor(file: Readable, at: int, listed: _Listed, name: str) -> int:
         if fields == expected:
             return at + layout.size
     raise Malformed(f"what follows {name} differs from the zip directory", at, at + _SMALL.size)
+
+
+# -- by the standard library -----------------------------------------------------------------------
+
+UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    EOFError,
+)
+"""What the standard library raises for an archive that it cannot read."""
+
+
+class WholeFile(io.RawIOBase):
+    """A file as the standard library wants it."""
+
+    def __init__(self, file: Readable, length: int) -> None:
+        """Take an open file and its length."""
+        self._file, self._length, self._at = file, length, 0
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a byte; one behind the end is the end."""
+        base = (0, self._at, self._length)[whence]
+        self._at = min(max(base + offset, 0), self._length)
+        return self._at
+
+    def tell(self) -> int:
+        """Return where it is."""
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read at most so many bytes; raises as `exactly` does."""
+        left = self._length - self._at
+        data = exactly(self._file, self._at, left if size < 0 else min(size, left))
+        self._at += len(data)
+        return data

@@ -6,8 +6,9 @@ import zipfile
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats import any_zip, exported, foreign, gguf
-from ckpt_conformance.fsck.formats.any_file import UNREADABLE, WholeFile
+from ckpt_conformance.fsck.code import exported
+from ckpt_conformance.fsck.formats import any_zip, foreign, gguf
+from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.judge.parts import look
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import (

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance.fsck.formats import any_file, ocdbt, orbax, zarr, zstd
+from ckpt_conformance.fsck.code import any_file
+from ckpt_conformance.fsck.formats import ocdbt, orbax, zarr, zstd
 from ckpt_conformance.fsck.judge.parts import json_part, look, other_part
 from ckpt_conformance.fsck.source.findings import (
     Finding,

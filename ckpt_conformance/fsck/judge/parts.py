@@ -16,17 +16,16 @@ from operator import itemgetter, le
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.fsck.code import any_file, any_script
 from ckpt_conformance.fsck.formats import (
-    any_file,
-    any_script,
     cover,
     dcp,
     dcp_packed,
     manifest,
-    pickle_names,
     safetensors_file,
     torch_file,
     torchscript,
+    written_names,
 )
 from ckpt_conformance.fsck.judge.roles import held
 from ckpt_conformance.fsck.source.findings import (
@@ -252,7 +251,7 @@ def look(context: Context, name: str) -> torch_file.Stream | None:
     if stream is None:
         return None
     unsafe = [
-        Finding(Kind.UNSAFE, name, torchscript.unsafe(why), name=pickle_names.ANY)
+        Finding(Kind.UNSAFE, name, torchscript.unsafe(why), name=written_names.ANY)
         for why in torchscript.classes(stream.asked)
     ]
     unsafe += [one for one in _names_of(name, stream) if one.kind is Kind.UNSAFE]
@@ -271,7 +270,7 @@ def _look_at_script(context: Context, name: str) -> None:
     except (OSError, Malformed):
         return
     for one in why:
-        finding = Finding(Kind.UNSAFE, name, one, name=pickle_names.ANY)
+        finding = Finding(Kind.UNSAFE, name, one, name=written_names.ANY)
         context.report.findings.append(finding)
 
 
@@ -287,7 +286,7 @@ def _stream_of(folder: Folder, name: str) -> torch_file.Stream | None:
 def _names_of(name: str, stream: torch_file.Stream) -> list[Finding]:
     return [
         Finding(kind, name, f"it {text}", name=asked_for)
-        for kind, text, asked_for in pickle_names.judge_names(stream.asked, (torch_file.SCRIPT,))
+        for kind, text, asked_for in written_names.judge_names(stream.asked, (torch_file.SCRIPT,))
     ]
 
 

@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.fsck.code import any_file
 from ckpt_conformance.fsck.formats import (
-    any_file,
     dcp,
     foreign,
     hf_shards,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import zipfile
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats import exported, torchscript, zips
-from ckpt_conformance.fsck.formats.any_file import UNREADABLE, WholeFile
+from ckpt_conformance.fsck.code import exported
+from ckpt_conformance.fsck.formats import torchscript, zips
+from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.source import exactly
 

@@ -13,7 +13,7 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance.fsck.formats.pickle_names import ANY
+from ckpt_conformance.fsck.formats.written_names import ANY
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 from ckpt_conformance.fsck.source.untrusted import (
     MOST_JSON,

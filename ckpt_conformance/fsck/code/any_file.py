@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, cast
 
-from ckpt_conformance.fsck.formats import serialized, zips
-from ckpt_conformance.fsck.formats.packed import Budget, Packer, Unpacked, packer_of
-from ckpt_conformance.fsck.formats.pickle_names import judge_names
+from ckpt_conformance.fsck.code import serialized
+from ckpt_conformance.fsck.code.packed import Budget, Packer, Unpacked, packer_of
+from ckpt_conformance.fsck.formats import zips
 from ckpt_conformance.fsck.formats.pickles import Asked
 from ckpt_conformance.fsck.formats.torch_file import SCRIPT, Stream, grown, read_stream, stream_of
+from ckpt_conformance.fsck.formats.written_names import judge_names
+from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 
@@ -182,39 +184,6 @@ def _together(streams: Iterator[Stream | None]) -> Stream | None:
 # -- archives --------------------------------------------------------------------------------------
 
 
-class WholeFile(io.RawIOBase):
-    """A file as the standard library wants it."""
-
-    def __init__(self, file: Readable, length: int) -> None:
-        """Take an open file and its length."""
-        self._file, self._length, self._at = file, length, 0
-
-    def readable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to a byte; one behind the end is the end."""
-        base = (0, self._at, self._length)[whence]
-        self._at = min(max(base + offset, 0), self._length)
-        return self._at
-
-    def tell(self) -> int:
-        """Return where it is."""
-        return self._at
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read at most so many bytes; raises as `exactly` does."""
-        left = self._length - self._at
-        data = exactly(self._file, self._at, left if size < 0 else min(size, left))
-        self._at += len(data)
-        return data
-
-
 def _zipped(file: Readable, length: int, layer: _Layer) -> Iterator[Stream | None]:
     """Yield what the members of a zip ask for, however wrong the archive is."""
     try:
@@ -225,17 +194,6 @@ def _zipped(file: Readable, length: int, layer: _Layer) -> Iterator[Stream | Non
         yield _not_looked_into(error)
     except UNREADABLE:
         return
-
-
-UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    NotImplementedError,
-    RuntimeError,
-    ValueError,
-    EOFError,
-)
-"""What the standard library raises for an archive that it cannot read."""
 
 
 _RAW = (["data", "weights"], ["data", "constants"])  # of torch.export: any bytes may be there
