@@ -68,7 +68,7 @@ def run(line: str, folder: Path) -> str:
         text=True,
         check=False,
     )
-    progress = re.compile(r"^certify: (\d+ of \d+|starting).*$", re.MULTILINE)
+    progress = re.compile(r"^certify: .*\b\d+ s\b.*$", re.MULTILINE)
     return done.stdout + progress.sub("", done.stderr).strip()
 
 
