@@ -422,7 +422,7 @@ def test_scalars_of_numpy_stay_what_they_are_or_are_refused(subject: Subject) ->
     have been the reason. Who refuses to save it, or to load it, keeps the promise.
     """
     if _are_refused(subject, "scalars"):
-        _are_refused(subject, "scalar")
+        _are_refused(subject, "double")
 
 
 def _are_refused(subject: Subject, kind: str) -> bool:
