@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from ckpt_conformance.mutants import mutant
@@ -139,6 +140,23 @@ class OneNan(CheckpointManager):
         super().restore_model(model, state)
 
 
+@mutant(
+    "K04-half",
+    url="NVIDIA/Megatron-LM#6666",
+    change="tensors of two bytes travel as float32, which makes signalling NaNs quiet ones",
+    violates={"CKC-RTRP-004"},
+)
+class HalvesTravelWide(CheckpointManager):
+    """Says that NumPy has no bfloat16."""
+
+    def restore_model(self, model: Any, state: StateDict) -> None:
+        """Convert there and back."""
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.dtype in {torch.float16, torch.bfloat16}:
+                value.copy_(value.float().to(value.dtype))
+        super().restore_model(model, state)
+
+
 class Rewritten(Trainer):
     """Gives the job another dict of its own than was saved."""
 
@@ -206,6 +224,63 @@ class AllFloatsAreAlike(Rewritten):
             tree = cast("dict[object, Any]", value)
             return {key: self.rewrite(one) for key, one in tree.items()}
         return float(value) if isinstance(value, float) else value
+
+
+@mutant(
+    "M01-alone",
+    url="huggingface/transformers#34631",
+    change="np.float64 comes back as Python's float; other scalars of NumPy are refused",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class RefusesTheOthers(AllFloatsAreAlike):
+    """Knows of the types that no one is an instance of."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Refuse, or convert."""
+        if isinstance(value, np.generic) and not isinstance(value, float):
+            raise TypeError(f"a {type(value).__name__} cannot be read")
+        return super().rewrite(value)
+
+
+@mutant(
+    "M01-nan",
+    url="huggingface/transformers#34631",
+    change="floats of the user's dict travel as text, so each NaN is the one of Python",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class OneNanOfText(Rewritten):
+    """Writes numbers as JSON has them."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Read each float from its text, also below."""
+        if isinstance(value, dict):
+            tree = cast("dict[object, Any]", value)
+            return {key: self.rewrite(one) for key, one in tree.items()}
+        return float(repr(value)) if type(value) is float else value
+
+
+@mutant(
+    "M01-digits",
+    url="huggingface/transformers#34631",
+    change="keys of digits come back as integers",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class DigitsAreIntegers(Rewritten):
+    """Repairs what JSON does to keys that are integers."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Turn each key of digits into a number, also below."""
+        if not isinstance(value, dict):
+            return value
+        tree = cast("dict[object, Any]", value)
+        return {self.key(key): self.rewrite(one) for key, one in tree.items()}
+
+    def key(self, key: object) -> object:
+        """An integer for digits."""
+        return int(key) if isinstance(key, str) and key.isdigit() else key
 
 
 @mutant(

@@ -21,6 +21,7 @@ from ckpt_conformance.workload.state import (
     Gradients,
     MasterSgd,
     Rex,
+    Scalar,
     Scalars,
     SharingSgd,
     SteadySgd,
@@ -97,6 +98,7 @@ KINDS: dict[str, Kind] = {
         own=Unusual, shows="integers beyond 53 bits, NaN bits, -0.0, dotted keys, foreign names"
     ),
     "scalars": Kind(own=Scalars, shows="scalars of NumPy in the user's own dict"),
+    "double": Kind(own=Scalar, shows="one scalar of NumPy there, which is a float, too"),
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
     "layouts": Kind(
         models.WithLayouts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import struct
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -136,8 +137,9 @@ class Unusual(Extra):
             "double": 1 / 3 + seed,
             "pair": (seed, (2.0, "x")),
             "empty": [(), [], {}],
-            # Whose bits nobody promises: JSON, and Python itself, know one NaN.
             "not a number": math.nan,
+            "another one": struct.unpack("<d", struct.pack("<Q", (0xFFF8 << 48) + 1 + seed))[0],
+            "digits": {"7": seed, "007": seed + 1},
             "minus zero": -0.0,
             "smallest": 5e-324,
             "names": names_of_everywhere(seed),
@@ -157,6 +159,15 @@ class Scalars(Extra):
             "count": np.int64(2**53 + 1 + 2 * seed),
             "whether": np.bool_(seed % 2),
         }
+
+
+class Scalar(Extra):
+    """Beside the usual, the one scalar of NumPy that is a kind of Python's own number."""
+
+    def __init__(self, seed: int, without: Collection[str] = ()) -> None:
+        """Differ by seed, so that a value that is not restored shows."""
+        super().__init__(seed, without)
+        self.value["unusual"] = {"mean": np.float64(1 / 3 + seed)}
 
 
 def names_of_everywhere(seed: int) -> dict[str, str]:

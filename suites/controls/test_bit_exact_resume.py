@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 NEWEST = SAVES[-1]
 BUFFERS = {"constant", "seen", "average"}  # of the default kind of job
-BITS = {"nan32", "nan64", "signed", "tiny", "thirds", "wide"}  # buffers of the kind `bits`
+LOUD = {"loud16", "loudb16", "loud32"}  # signalling NaNs: buffers of the kind `bits`
+BITS = {"nan32", "nan64", "signed", "tiny", "thirds", "wide"} | LOUD  # all of that kind
 IMAGES = {"filters", "pixels", "voxels"}  # of the kind `layouts`
 FROZEN = "frozen"
 EXTRA_STATE = "_extra_state"
@@ -195,7 +196,8 @@ def test_every_bit_pattern_comes_back(subject: Subject) -> None:
 
     Why: a detour over another dtype, or over text, rounds them or gives every NaN the same bits,
     and a comparison by value does not see it (K04, J04).
-    How: a model with float32, float64 and int64 buffers of such values.
+    How: a model with float32, float64 and int64 buffers of such values, and signalling NaNs in
+    float32, float16 and bfloat16.
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
     controls.require(test_buffers_are_the_saved_ones, subject)
