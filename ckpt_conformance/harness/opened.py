@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.machinery
 import importlib.util
 import json
 import mmap
@@ -42,6 +43,7 @@ STAMPED = {"file", "folder"}
 IMPORTS = "<frozen importlib._bootstrap_external>"
 WRITES = os.O_WRONLY | os.O_RDWR
 MAKES = os.O_CREAT | os.O_TRUNC
+BYTECODE = tuple(importlib.machinery.BYTECODE_SUFFIXES)
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -195,8 +197,9 @@ class Recorder:
         self._note("program", os.fsdecode(command).partition(" ")[0])
 
     def _note_file(self, name: str, kind: str = "file") -> None:
+        name = _source_of(name) if name.endswith(BYTECODE) else name
         if not f"{name}/".startswith(self.passed_over):
-            self._note(kind, _source_of(name) if "/__pycache__/" in name else name)
+            self._note(kind, name)
 
     def _note(self, kind: str, name: str) -> None:
         if (kind, name) in self.seen:
@@ -218,7 +221,10 @@ def _absolute(path: str | bytes | os.PathLike[Any]) -> str:
 
 
 def _source_of(name: str) -> str:
-    """Return the source that compiled code in `__pycache__` stands for, if that is there."""
+    """Return the source that compiled code of a cache stands for, if that is there.
+
+    The cache is a `__pycache__`, or a folder that PYTHONPYCACHEPREFIX names.
+    """
     try:
         source = importlib.util.source_from_cache(name)
     except ValueError:

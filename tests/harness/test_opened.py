@@ -97,6 +97,20 @@ def test_what_a_run_writes_itself_and_what_is_installed_is_not_noted(tmp_path: P
     assert not [name for name in names(found, "file") if "email" in name]
 
 
+def test_compiled_code_elsewhere_stands_for_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "elsewhere"))
+    text = (
+        "subprocess.run([sys.executable, '-m', 'py_compile', str(there / 'in_there.py')])\n"
+        "sys.path.append(str(there)); import in_there, email\n"
+        "assert in_there.__cached__.startswith(sys.pycache_prefix)\n"
+    )
+    found = names(run(tmp_path, text), "file")
+    assert str(tmp_path / "there" / "in_there.py") in found
+    assert not [name for name in found if "email" in name or "/elsewhere/" in name]
+
+
 def test_an_interpreter_that_multiprocessing_starts_is_a_program(tmp_path: Path) -> None:
     text = (
         "import multiprocessing as m\n"
