@@ -2,12 +2,14 @@
 
 Each says what it models, what it does not, and how it proves that it fired: a row of the table
 (`patched_calls`) in its fields, a module in its header. Those at a call are installed in a child by
-`Child.arm`; `at_rest` damages files that nobody writes at the moment.
+`Child.arm`; `at_rest` damages files that nobody writes at the moment; those of `object_store`
+strike requests, in a proxy in front of the store.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -70,9 +72,11 @@ def spec(name: str, *, ranks: Sequence[int] | None = None, **args: object) -> Fa
 def all_faults() -> Mapping[str, FaultInfo]:
     """Describe every fault by name."""
     from ckpt_conformance.fault_injectors import at_rest
+    from ckpt_conformance.fault_injectors.object_store import faults
 
     places = {
         **AT_CALL,
+        **{name: f"object_store.faults:{kind.__name__}" for name, kind in faults.AT_STORE.items()},
         **dict.fromkeys((*at_rest.AT_REST, "other-step"), "at_rest"),
         "dcp-chunk-hole": "dcp_metadata",
     }
@@ -80,7 +84,11 @@ def all_faults() -> Mapping[str, FaultInfo]:
 
 
 def _describe(name: str, place: str) -> FaultInfo:
-    """Read a row of the table, or a module's header; raises ValueError where a part is missing."""
+    """Read a row of the table, or the header of a module or of a fault at a store.
+
+    Raises ValueError where a part is missing.
+    """
+    from ckpt_conformance.fault_injectors.object_store.faults import StoreFault
     from ckpt_conformance.fault_injectors.patched_calls import PatchedCall
 
     module_name, _, attribute = place.partition(":")
@@ -88,7 +96,8 @@ def _describe(name: str, place: str) -> FaultInfo:
     row = getattr(module, attribute, None)
     if isinstance(row, PatchedCall):
         return FaultInfo(name, row.models, row.not_models, row.proof)
-    parts = _PARTS.search(module.__doc__ or "")
+    has_own = isinstance(row, type) and issubclass(row, StoreFault)
+    parts = _PARTS.search(inspect.getdoc(row if has_own else module) or "")
     if parts is None:
         msg = f"the header of {module_name} lacks one of Models, Does not model, Proof"
         raise ValueError(msg)

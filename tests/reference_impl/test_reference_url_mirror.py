@@ -10,7 +10,7 @@ import fsspec
 import moto_s3
 import pytest
 import torch
-from moto_s3 import BUCKET, client
+from moto_s3 import BUCKET
 from test_reference_job import KINDS, Job, listing, same
 from test_reference_retention import manager, small
 
@@ -41,10 +41,7 @@ def endpoint() -> Iterator[str]:
 def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ANN401
     """A client of a server with an empty bucket."""
     moto_s3.lead_to(endpoint, monkeypatch, tmp_path)
-    one = client()
-    one.create_bucket(Bucket=BUCKET)
-    for item in one.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
-        one.delete_object(Bucket=BUCKET, Key=item["Key"])
+    one = moto_s3.emptied()
     fsspec.filesystem("s3").invalidate_cache()
     return one
 
@@ -55,7 +52,7 @@ def url(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}/run"
     if moto_s3.MISSING:
-        pytest.skip(f"needs {', '.join(moto_s3.MISSING)}: pip install 'ckpt-conformance[dev]'")
+        pytest.skip(f"needs {', '.join(moto_s3.MISSING)}: pip install 'ckpt-conformance[store]'")
     request.getfixturevalue("s3")
     return f"s3://{BUCKET}/{uuid.uuid4().hex}/run"
 

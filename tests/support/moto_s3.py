@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ckpt_conformance.fault_injectors.object_store.proxy import StoreProxy
+
 MISSING = [
-    one for one in ("moto", "flask", "flask_cors", "s3fs") if importlib.util.find_spec(one) is None
+    one
+    for one in ("moto", "flask", "flask_cors", "s3fs", "aiohttp")
+    if importlib.util.find_spec(one) is None
 ]
 BUCKET = "bucket"
 needed = pytest.mark.skipif(
-    bool(MISSING), reason=f"needs {', '.join(MISSING)}: pip install 'ckpt-conformance[dev]'"
+    bool(MISSING), reason=f"needs {', '.join(MISSING)}: pip install 'ckpt-conformance[store]'"
 )
 # Of botocore and aiobotocore of these versions; nothing that is tested does it.
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -38,6 +42,13 @@ def served() -> Iterator[str]:
         server.stop()
 
 
+def proxied(store: str, folder: Path) -> StoreProxy:
+    """Make a proxy in front of the server; moto says 500 of an upload that has ended."""
+    from ckpt_conformance.fault_injectors.object_store.proxy import StoreProxy
+
+    return StoreProxy(store, folder, knows_uploads=False)
+
+
 def lead_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Set the environment that leads s3fs and boto3 to the server, and to nobody's account."""
     for name in [one for one in os.environ if one.startswith("AWS_")]:
@@ -50,8 +61,19 @@ def lead_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Non
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "none"))
 
 
-def client() -> Any:  # noqa: ANN401  boto3 has no types here
+def client(**given: Any) -> Any:  # noqa: ANN401  boto3 has no types here
     """Speak to the server by boto3."""
     import boto3
 
-    return boto3.client("s3")
+    return boto3.client("s3", **given)
+
+
+def emptied() -> Any:  # noqa: ANN401
+    """Make the bucket, or empty it; returns a client."""
+    one = client()
+    one.create_bucket(Bucket=BUCKET)
+    for item in one.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
+        one.delete_object(Bucket=BUCKET, Key=item["Key"])
+    for item in one.list_multipart_uploads(Bucket=BUCKET).get("Uploads", ()):
+        one.abort_multipart_upload(Bucket=BUCKET, Key=item["Key"], UploadId=item["UploadId"])
+    return one
