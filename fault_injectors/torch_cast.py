@@ -12,7 +12,7 @@ Proof: `fired` counts the tensors that torch would have cast, and the log names 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance.fault_injectors.injector import Injector
 
@@ -69,11 +69,22 @@ class TorchCast(Injector):
     def _keep_dtypes(self, live: dict[Any, Any], saved: Mapping[Any, Any]) -> None:
         """Put what was cast back as it was given, on the device where torch has put it."""
         for key, value in saved.items():
-            now: Any = live.get(key)
-            dtypes = getattr(now, "dtype", None), getattr(value, "dtype", None)
-            if None not in dtypes and dtypes[0] != dtypes[1]:
-                self.note("Optimizer.load_state_dict", str(key))
-                live[key] = value.detach().clone().to(device=now.device)
+            if key in live:
+                live[key] = self._uncast(live[key], value, str(key))
+
+    def _uncast(self, now: Any, value: Any, path: str) -> Any:
+        """Return what was loaded, with each tensor of it in the dtype in which it was given."""
+        if isinstance(value, dict) and isinstance(now, dict):
+            saved, live = cast("dict[Any, Any]", value), cast("dict[Any, Any]", now)
+            return {k: self._uncast(v, saved.get(k), f"{path}.{k}") for k, v in live.items()}
+        if isinstance(value, list) and isinstance(now, list):
+            pairs = zip(cast("list[Any]", now), cast("list[Any]", value), strict=True)
+            return [self._uncast(a, b, f"{path}.{at}") for at, (a, b) in enumerate(pairs)]
+        dtypes = getattr(now, "dtype", None), getattr(value, "dtype", None)
+        if None in dtypes or dtypes[0] == dtypes[1]:
+            return now
+        self.note("Optimizer.load_state_dict", path)
+        return value.detach().clone().to(device=now.device)
 
 
 def _other_dtypes(module: torch.nn.Module, state_dict: Mapping[str, Any]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ckpt_conformance.reference_impl.encode import is_dict, replace
+from ckpt_conformance.reference_impl.encode import is_dict, replace, walk
 from ckpt_conformance.reference_impl.errors import CheckpointMismatch
 from ckpt_conformance.reference_impl.fill import byte_view, shape_for
 from ckpt_conformance.reference_impl.shards import local_of
@@ -405,11 +405,14 @@ def _without_casts(values: Tree, parameter: torch.Tensor) -> Tree:
 
 
 def _exact(values: Tree, loaded: Tree) -> Tree:
-    """The state of a parameter after a load, with the saved tensors instead of torch's casts."""
+    """The state of a parameter after a load, with the saved tensors instead of torch's casts.
+
+    Torch casts what lists and dicts in it hold, too.
+    """
     if not is_dict(values):
         return values
     kept = {
-        key: value if isinstance(value, torch.Tensor) else loaded.get(key, value)
+        key: value if any(walk(value, torch.Tensor)) else loaded.get(key, value)
         for key, value in values.items()
     }
     return {**kept, **{key: value for key, value in loaded.items() if key not in kept}}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _change(optimizer: Any, key: str, new: Callable[[Any, Any], Any]) -> None:
     """Replace a tensor of each parameter's state; an empty key means all but `step`."""
     for parameter, state in optimizer.state.items():
-        for name, value in state.items():
+        for name, value in state.items() if isinstance(parameter, torch.Tensor) else ():
             is_meant = name == key or (not key and name != "step")
             if is_meant and isinstance(value, torch.Tensor):
                 state[name] = new(parameter, value)
@@ -88,6 +88,33 @@ class FirstGroupIsExact(CheckpointManager):
         super().restore_optimizer(optimizer, state)
         first = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
         _change(optimizer, "", lambda of, value: value if id(of) in first else value.to(of.dtype))
+
+
+@mutant(
+    "K01-nested",
+    url="pytorch/pytorch#43706",
+    change="of an optimizer's state what lies in lists and dicts is cast to its parameter's dtype",
+    violates={"CKC-COMP-003"},
+)
+class NestedStateIsCast(CheckpointManager):
+    """Undoes torch's cast for tensors that lie in the state itself."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, then cast what is nested."""
+        super().restore_optimizer(optimizer, state)
+        for parameter, entry in optimizer.state.items():
+            if isinstance(parameter, torch.Tensor):
+                for key, value in entry.items():
+                    entry[key] = _nested_cast(value, parameter.dtype)
+
+
+def _nested_cast(value: Any, dtype: torch.dtype) -> Any:
+    """Cast the tensors of a list or dict; any other value is returned as it is."""
+    if isinstance(value, list):
+        return [one.to(dtype) if isinstance(one, torch.Tensor) else one for one in value]
+    if isinstance(value, dict):
+        return {k: v.to(dtype) if isinstance(v, torch.Tensor) else v for k, v in value.items()}
+    return value
 
 
 @mutant(

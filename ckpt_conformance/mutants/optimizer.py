@@ -27,7 +27,7 @@ MOMENTS, COUNTERS = "CKC-COMP-001", "CKC-COMP-002"
 RUN = "CKC-RSUM-001"
 NAMES = (
     *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "momentum_buffer", "master"),
-    *("mean", "sizes", "skipped"),
+    *("mean", "sizes", "skipped", "sums", "bounds", "rows", "turned"),
 )
 
 
@@ -139,6 +139,25 @@ class KeepsTensors(CheckpointManager):
 
 
 @mutant(
+    "G18-shared",
+    url="HomebrewML/HeavyBall#11",
+    change="of an optimizer's state only what belongs to a parameter is saved",
+    violates={COUNTERS},
+)
+class KeepsWhatIsAParameters(CheckpointManager):
+    """Takes what is under a name, and not under a parameter's number, for scratch."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave out what has no number."""
+        saved = super().capture_optimizers(optimizers)
+        for state in saved.values():
+            state["state"] = {
+                number: entry for number, entry in state["state"].items() if type(number) is int
+            }
+        return saved
+
+
+@mutant(
     "F04-number",
     url="pytorch/pytorch#140900",
     change="a tensor in a parameter group is saved as a number",
@@ -202,6 +221,8 @@ class MappedWhereItFits(MappedByPosition):
     def restore_optimizer(self, optimizer: Any, state: Any) -> None:
         """Refuse moments of another shape or dtype than their parameter's."""
         for number, entry in state["state"].items():
+            if type(number) is not int:
+                continue
             parameter = _parameters(optimizer)[number]
             for key in entry.keys() & {"exp_avg", "exp_avg_sq"}:  # AdamW's; of the parameter's kind
                 if (entry[key].shape, entry[key].dtype) != (parameter.shape, parameter.dtype):

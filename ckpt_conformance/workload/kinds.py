@@ -20,6 +20,7 @@ from ckpt_conformance.workload.state import (
     Extra,
     Gradients,
     MasterSgd,
+    NestingSgd,
     Rex,
     Scalar,
     Scalars,
@@ -81,6 +82,11 @@ KINDS: dict[str, Kind] = {
     "counters": Kind(
         optimizer="counting",
         shows="an optimizer whose state is numbers, lists and None, and whose factor is a tensor",
+    ),
+    "nested": Kind(
+        optimizer="nesting",
+        shows="an optimizer that keeps lists and dicts of fp32 tensors of bf16 parameters, and "
+        "state that is no parameter's",
     ),
     "accumulate": Kind(
         accumulate=3, shows="a save between two micro-batches: held gradients are state"
@@ -286,6 +292,7 @@ def _optimizers(
         "master": lambda: MasterSgd(params, rate, narrow),
         "counting": lambda: CountingSgd(params, rate),
         "steady": lambda: SteadySgd(params, rate),
+        "nesting": lambda: NestingSgd(params, rate),
         "sharing": lambda: SharingSgd(params, rate, is_apart=variant == "apart"),
         "plain-sgd": lambda: optim.SGD(params, rate),
         "momentum": lambda: optim.SGD(params, rate, momentum=0.9),

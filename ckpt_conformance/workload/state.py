@@ -314,6 +314,44 @@ class CountingSgd(OneByOne):
         p.add_(mean, alpha=-rate)
 
 
+class NestingSgd(OneByOne):
+    """SGD whose state is nested, in fp32, and has an entry that is no parameter's.
+
+    Of each parameter it keeps a list and a dict of tensors, as preconditioners of matrices do;
+    torch casts these to the parameter's dtype, too. What it counts and measures for all of them
+    stands in `state` under a name: torch's own `load_state_dict` keeps such an entry as it is.
+    """
+
+    ALL = "all"
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        """Keep state lazily, as torch's optimizers do."""
+        super().__init__(params, {"lr": lr, "momentum": 0.9})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """Count, and update each parameter that has a gradient."""
+        shared: dict[str, Any] = cast("Any", self.state)[self.ALL]
+        shared["step"] = shared.get("step", 0) + 1
+        shared.setdefault("mean", torch.zeros(()))
+        return super().step(closure)
+
+    def _update(self, p: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup) -> None:
+        """Update the sums, and step by the size that the gradients of all parameters give."""
+        state, shared = self.state[p], cast("Any", self.state)[self.ALL]
+        wide = gradient.float()
+        if not state:
+            state["sums"] = [torch.zeros_like(wide), torch.zeros_like(wide)]
+            state["bounds"] = {"largest": torch.zeros(())}
+        first, second = state["sums"]
+        first.mul_(group["momentum"]).add_(wide)
+        second.mul_(group["momentum"]).addcmul_(wide, wide)
+        largest = state["bounds"]["largest"]
+        torch.maximum(largest, wide.abs().max(), out=largest)
+        shared["mean"].lerp_(wide.norm(), 0.1)
+        rate = group["lr"] / (1 - group["momentum"] ** shared["step"]) / (1 + float(shared["mean"]))
+        p.add_((first / (second.sqrt() + largest + 0.1)).to(p.dtype), alpha=-rate)
+
+
 class SharingSgd(OneByOne):
     """SGD that divides by the sum of a parameter's gradient norms, which begin as one tensor.
 

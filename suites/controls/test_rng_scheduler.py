@@ -6,11 +6,12 @@ A component that is not held (see `holds`) is not asked for.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import DEFAULT_KIND, Feature
-from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.contract.verdicts import NotApplicable, Violation
 from ckpt_conformance.harness.messages import Close, ExitKind, RunResult, whole
 from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
@@ -95,6 +96,38 @@ def test_counters_that_are_no_tensors_come_back(subject: Subject) -> None:
     resumption.identity(subject, "optimizer", message, _is_no_tensor, "counters")
 
 
+@check("CKC-COMP-002")
+def test_what_is_no_parameters_comes_back(subject: Subject) -> None:
+    """What an optimizer keeps in its state under a name, for all parameters, comes back.
+
+    Why: a saver that goes by the parameters leaves out what belongs to none: a step counter of all,
+    or all state of an optimizer that keys it in a way of its own (G18). torch's own
+    `load_state_dict` keeps it.
+    How: a job whose optimizer keeps a count and a mean for all parameters. Who refuses to save it,
+    in words, loses nothing.
+    """
+    controls.require(test_moments_reach_a_fresh_optimizer, subject)
+    controls.require(test_step_counters_are_exact, subject)
+    _require_no_refusal(subject, "nested")
+    resumption.arrive(subject, "nested", owner=True)
+    message = "state of the optimizer that is no parameter's changed"
+    resumption.identity(subject, "optimizer", message, _is_shared, "nested")
+
+
+def _is_shared(path: str) -> bool:
+    return _owner_of(path) == "all"
+
+
+def _require_no_refusal(subject: Subject, kind: str) -> None:
+    """Raise NotApplicable where a job of a kind is refused by the save, in words."""
+    resumption.arrive(subject)
+    subject.reset()
+    saved = subject.run(SAVES[-1], SAVES, then=[Close()], kind=kind)
+    refused = set(saved.steps_of("failed")) & set(SAVES)
+    if refused and saved.error and saved.error.message.strip():
+        raise NotApplicable(f"such an optimizer is refused by the save: {subject.tell(saved)}")
+
+
 def _is_no_tensor(path: str) -> bool:
     return path.startswith("state.") and path.split(".")[2:3] in (["step"], ["sizes"], ["skipped"])
 
@@ -108,13 +141,22 @@ def test_optimizer_state_keeps_its_own_dtype(subject: Subject) -> None:
     memory and make other updates (K02).
     How: a job with fp32 masters and momentum of bf16 parameters, and bf16 momentum of fp32 ones;
     the same in an optimizer of two groups. Where it is violated, load once more with a torch that
-    does not cast: if that is right, the violation is torch's.
+    does not cast: if that is right, the violation is torch's. Lists and dicts of fp32 tensors of
+    bf16 parameters, unless the save refuses them in words.
     """
     controls.require(test_moments_reach_a_fresh_optimizer, subject)
     message = "optimizer state lost its dtype or its bits"
     suspect = resumption.Suspect(OPTIMIZER_CAST, (fault_injectors.spec("torch-cast"),))
     resumption.identity(subject, "optimizer", message, is_moment, "masters", suspect)
     resumption.identity(subject, "optimizer", message, _is_of_master, "layouts", suspect)
+    with contextlib.suppress(NotApplicable):
+        controls.require(test_counters_that_are_no_tensors_come_back, subject)
+        _require_no_refusal(subject, "nested")
+        resumption.identity(subject, "optimizer", message, _is_nested, "nested", suspect)
+
+
+def _is_nested(path: str) -> bool:
+    return path.startswith("state.") and not _is_shared(path)
 
 
 def _is_of_master(path: str) -> bool:

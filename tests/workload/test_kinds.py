@@ -43,6 +43,7 @@ SHOWN_BY = {
     "large": "M06-blocks",
     "names": "M05-module",
     "counters": "G18-numbers",
+    "nested": "G18-shared",
     "bits": "K04-nan",
     "layouts": "O05-memory-order",
     "sizes": "M06-last-byte",
