@@ -44,7 +44,7 @@ OWNERS = {
     "least": "CKC-RTRP-001",
     "names": "CKC-RTRP-001",
     "counters": "CKC-COMP-002",
-    "nested": "CKC-COMP-002",
+    "nested": "CKC-COMP-019",
     "bits": "CKC-RTRP-004",
     "layouts": "CKC-RTRP-004",
     "sizes": "CKC-RTRP-001",

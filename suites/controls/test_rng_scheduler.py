@@ -96,7 +96,7 @@ def test_counters_that_are_no_tensors_come_back(subject: Subject) -> None:
     resumption.identity(subject, "optimizer", message, _is_no_tensor, "counters")
 
 
-@check("CKC-COMP-002")
+@check("CKC-COMP-019")
 def test_what_is_no_parameters_comes_back(subject: Subject) -> None:
     """What an optimizer keeps in its state under a name, for all parameters, comes back.
 
