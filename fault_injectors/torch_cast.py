@@ -12,7 +12,7 @@ Proof: `fired` counts the tensors that torch would have cast, and the log names 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.fault_injectors.injector import Injector
 
@@ -74,12 +74,12 @@ class TorchCast(Injector):
 
     def _uncast(self, now: Any, value: Any, path: str) -> Any:
         """Return what was loaded, with each tensor of it in the dtype in which it was given."""
-        if isinstance(value, dict) and isinstance(now, dict):
-            saved, live = cast("dict[Any, Any]", value), cast("dict[Any, Any]", now)
-            return {k: self._uncast(v, saved.get(k), f"{path}.{k}") for k, v in live.items()}
-        if isinstance(value, list) and isinstance(now, list):
-            pairs = zip(cast("list[Any]", now), cast("list[Any]", value), strict=True)
-            return [self._uncast(a, b, f"{path}.{at}") for at, (a, b) in enumerate(pairs)]
+        both = (now, value)
+        if all(isinstance(one, dict) for one in both):
+            return {k: self._uncast(v, value.get(k), f"{path}.{k}") for k, v in now.items()}
+        if all(isinstance(one, list) for one in both):
+            pairs = enumerate(zip(*both, strict=True))
+            return [self._uncast(a, b, f"{path}.{at}") for at, (a, b) in pairs]
         dtypes = getattr(now, "dtype", None), getattr(value, "dtype", None)
         if None in dtypes or dtypes[0] == dtypes[1]:
             return now

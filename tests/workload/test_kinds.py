@@ -44,6 +44,7 @@ SHOWN_BY = {
     "names": "M05-module",
     "counters": "G18-numbers",
     "nested": "G18-shared",
+    "double": "M01-alone",
     "bits": "K04-nan",
     "layouts": "O05-memory-order",
     "sizes": "M06-last-byte",
