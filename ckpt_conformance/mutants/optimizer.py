@@ -147,7 +147,7 @@ class KeepsTensors(CheckpointManager):
 class KeepsWhatIsAParameters(CheckpointManager):
     """Takes what is under a name, and not under a parameter's number, for scratch."""
 
-    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> Any:
         """Leave out what has no number."""
         saved = super().capture_optimizers(optimizers)
         for state in saved.values():

@@ -330,7 +330,7 @@ class NestingSgd(OneByOne):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Count, and update each parameter that has a gradient."""
-        shared: dict[str, Any] = cast("Any", self.state)[self.ALL]
+        shared: Any = cast("Any", self.state)[self.ALL]
         shared["step"] = shared.get("step", 0) + 1
         shared.setdefault("mean", torch.zeros(()))
         return super().step(closure)
