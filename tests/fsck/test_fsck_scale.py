@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from ckpt_conformance.fsck.formats import manifest
 from ckpt_conformance.fsck.judge.gate import judge_newest
 from ckpt_conformance.fsck.judge.judge import Options, judge
-from ckpt_conformance.fsck.judge.parts import contradictions
+from ckpt_conformance.fsck.judge.reference import contradictions
 from ckpt_conformance.fsck.source import disk
 from ckpt_conformance.fsck.source.findings import Kind, NotFinite, State
 

@@ -25,7 +25,7 @@ import fuzz_seeds  # noqa: E402
 
 from ckpt_conformance.fsck.contents import leaves  # noqa: E402
 from ckpt_conformance.fsck.formats import torch_file, zips  # noqa: E402
-from ckpt_conformance.fsck.judge import parts  # noqa: E402
+from ckpt_conformance.fsck.judge import looks, parts  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ def test_code_in_what_is_whole_is_seen(
 ) -> None:
     assert keys(judge, evil(seeds)) == []
     monkeypatch.setattr("ckpt_conformance.fsck.formats.torch_file.judge_names", lambda *_: ())
-    monkeypatch.setattr(parts, "_names_of", lambda *_: [])
+    monkeypatch.setattr(looks, "_names_of", lambda *_: [])
     assert any(key.startswith("runs: torch os.system") for key in keys(judge, evil(seeds)))
     assert not (Path.cwd() / "fuzz-canary").exists()
 

@@ -6,14 +6,16 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.judge import parts
+from ckpt_conformance.fsck.judge import looks, parts
+from ckpt_conformance.fsck.judge.context import Context
+from ckpt_conformance.fsck.judge.dcp_folder import dcp_part
 from ckpt_conformance.fsck.judge.expected import judge_layout
 from ckpt_conformance.fsck.judge.foreign import foreign_part
 from ckpt_conformance.fsck.judge.hf_shards import shards_part
 from ckpt_conformance.fsck.judge.megatron import judge_megatron
 from ckpt_conformance.fsck.judge.orbax import orbax_part
-from ckpt_conformance.fsck.judge.parts import Context
 from ckpt_conformance.fsck.judge.placed import judge_places
+from ckpt_conformance.fsck.judge.reference import reference_part
 from ckpt_conformance.fsck.judge.torchsnapshot import snapshot_part
 from ckpt_conformance.fsck.layouts import layouts, listing, names
 from ckpt_conformance.fsck.layouts.layouts import FOREIGN, Format
@@ -123,15 +125,15 @@ def examine(
 _OF_ONE_FILE = {
     Format.SAFETENSORS: parts.safetensors_part,
     Format.JSON: parts.json_part,
-    Format.UNREFERENCED: parts.unreferenced_part,
+    Format.UNREFERENCED: looks.unreferenced_part,
     Format.LINK: parts.link_part,
-    Format.UNKNOWN_NAME: parts.unknown_name_part,
-    Format.OTHER: parts.other_part,
+    Format.UNKNOWN_NAME: looks.unknown_name_part,
+    Format.OTHER: looks.other_part,
 }
 """What judges a file that leaves no work."""
 
 _OF_FOLDER = {
-    Format.DCP: parts.dcp_part,
+    Format.DCP: dcp_part,
     Format.HF_SHARDS: shards_part,
 }
 """What judges a folder."""
@@ -154,7 +156,7 @@ def _part(context: Context, candidate: Candidate, part: Part) -> list[Work]:
     elif part.form in FOREIGN:
         works = foreign_part(context, name, part.form)
     elif part.form is Format.REFERENCE:
-        works = parts.reference_part(context, base, part.name, candidate)
+        works = reference_part(context, base, part.name, candidate)
     elif part.form is Format.INDEX:
         works = parts.index_part(context, base, part.name)
     elif part.form is Format.TORCH:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.fsck.code import exported
 from ckpt_conformance.fsck.formats import any_zip, foreign, gguf
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
-from ckpt_conformance.fsck.judge.parts import look
+from ckpt_conformance.fsck.judge.looks import look
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import (
     Finding,
@@ -21,7 +21,7 @@ from ckpt_conformance.fsck.source.sums import Sums, Work, unreadable
 from ckpt_conformance.fsck.source.untrusted import clip, plain
 
 if TYPE_CHECKING:
-    from ckpt_conformance.fsck.judge.parts import Context
+    from ckpt_conformance.fsck.judge.context import Context
     from ckpt_conformance.fsck.source.source import Folder
 
 _READERS = {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fsck.formats.hf_shards import Chunk, Joined
     from ckpt_conformance.fsck.formats.safetensors_file import Stored
-    from ckpt_conformance.fsck.judge.parts import Context
+    from ckpt_conformance.fsck.judge.context import Context
     from ckpt_conformance.fsck.source.source import Folder
 
 Whole = tuple[str, "Stored"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import manifest_v2
 from ckpt_conformance.fsck.formats.manifest_v2 import DIST, HF, JSON, MANIFEST
-from ckpt_conformance.fsck.judge.parts import Context, json_part
+from ckpt_conformance.fsck.judge.parts import json_part
 from ckpt_conformance.fsck.layouts.names import FOLDER, PRE_V2, SPLIT, V2, megatron_bases
 from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind, Malformed
 from ckpt_conformance.fsck.source.source import EntryKind
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ckpt_conformance.fsck.formats.manifest_v2 import Content, Manifest
+    from ckpt_conformance.fsck.judge.context import Context
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.source.findings import Plain
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.code import any_file
 from ckpt_conformance.fsck.formats import ocdbt, orbax, zarr, zstd
-from ckpt_conformance.fsck.judge.parts import json_part, look, other_part
+from ckpt_conformance.fsck.judge.looks import look, other_part
+from ckpt_conformance.fsck.judge.parts import json_part
 from ckpt_conformance.fsck.source.findings import (
     Finding,
     Kind,
@@ -29,7 +30,7 @@ from ckpt_conformance.fsck.source.untrusted import MOST_JSON, clip
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from ckpt_conformance.fsck.judge.parts import Context
+    from ckpt_conformance.fsck.judge.context import Context
     from ckpt_conformance.fsck.source.source import Folder
 
 _GCS = "gs://"

@@ -9,7 +9,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import dcp, torchsnapshot
-from ckpt_conformance.fsck.judge.parts import check_items, other_part, torch_part
+from ckpt_conformance.fsck.judge.dcp_folder import check_items
+from ckpt_conformance.fsck.judge.looks import other_part
+from ckpt_conformance.fsck.judge.parts import torch_part
 from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, Report
 from ckpt_conformance.fsck.source.source import Absent
 from ckpt_conformance.fsck.source.sums import Work, unreadable
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from ckpt_conformance.fsck.formats.torchsnapshot import Snapshot, Stored
-    from ckpt_conformance.fsck.judge.parts import Context
+    from ckpt_conformance.fsck.judge.context import Context
 
 _MOST_TOLD = 200
 

@@ -1,0 +1,118 @@
+"""Judge files that no layout knows: what a load of them may run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.fsck.code import any_file, any_script
+from ckpt_conformance.fsck.formats import (
+    torch_file,
+    torchscript,
+    written_names,
+)
+from ckpt_conformance.fsck.source.findings import (
+    Finding,
+    Kind,
+    Malformed,
+)
+
+if TYPE_CHECKING:
+    from ckpt_conformance.fsck.judge.context import Context
+    from ckpt_conformance.fsck.source.source import Folder
+
+
+def no_archive(folder: Folder, name: str, bad: Finding) -> list[Finding]:
+    """Judge a file that is no archive; `bad` says so, where it holds no pickle either."""
+    stream = _stream_of(folder, name)
+    if stream is None:
+        return [bad]
+    found = _names_of(name, stream)
+    unsafe = [finding for finding in found if finding.kind is Kind.UNSAFE]
+    if stream.is_archive or (stream.problem and not stream.is_legacy and not stream.is_limit):
+        return [bad, *unsafe]
+    return [_unchecked(name, stream, may="" if unsafe else ": save it anew"), *found]
+
+
+def _unchecked(name: str, stream: torch_file.Stream, may: str) -> Finding:
+    """Say why pickles are not checked, and what one `may` do."""
+    if not stream.is_legacy:
+        plain = (
+            "it is a plain pickle: torch.load runs it, then refuses it; nothing in it is checked"
+        )
+        return Finding(Kind.UNKNOWN, name, stream.problem or plain)
+    if stream.problem:
+        what = f"it has the format of torch before 1.6: {stream.problem}"
+        return Finding(Kind.DAMAGED, name, what)
+    what = f"it has the format of torch before 1.6, which cannot be checked{may}"
+    return Finding(Kind.UNKNOWN, name, what)
+
+
+def unreferenced_part(context: Context, name: str) -> None:
+    """Report a file in a folder of DCP that nothing refers to; what it runs is unsafe."""
+    what = "nothing refers to this file: another program left it?"
+    context.report.say(Kind.NOTE, name, what)
+    look(context, name)
+
+
+def unknown_name_part(context: Context, name: str) -> None:
+    """Report that a file under a name of no library was not judged; what it runs is unsafe."""
+    what = "no library writes this name, and it is no file of torch.save: it was not judged"
+    context.report.say(Kind.NOTE, name, what)
+    stream = look(context, name)
+    if stream:
+        found = _names_of(name, stream)
+        context.report.findings += [one for one in found if one.kind is Kind.NOTE]
+
+
+def other_part(context: Context, name: str) -> None:
+    """Look at a file that no layout knows; what runs nothing is passed over, and listed."""
+    before = len(context.report.findings)
+    look(context, name)
+    if len(context.report.findings) == before:
+        context.report.passed_over.append(name)
+
+
+def look(context: Context, name: str) -> torch_file.Stream | None:
+    """Report what a load of a file that nobody judges may run."""
+    _look_at_script(context, name)
+    stream = _stream_of(context.folder, name)
+    if stream is None:
+        return None
+    unsafe = [
+        Finding(Kind.UNSAFE, name, torchscript.unsafe(why), name=written_names.ANY)
+        for why in torchscript.classes(stream.asked)
+    ]
+    unsafe += [one for one in _names_of(name, stream) if one.kind is Kind.UNSAFE]
+    context.report.findings += unsafe
+    if stream.is_limit and not unsafe:
+        what = f"nobody knows what code a load of it runs: {stream.problem}"
+        context.report.say(Kind.UNKNOWN, name, what)
+    return stream
+
+
+def _look_at_script(context: Context, name: str) -> None:
+    """Report what a load of TorchScript runs, whatever the name of its file."""
+    try:
+        with context.folder.open(name) as file:
+            why = [*any_script.of_any(file, context.folder.size(name))]
+    except (OSError, Malformed):
+        return
+    for one in why:
+        finding = Finding(Kind.UNSAFE, name, one, name=written_names.ANY)
+        context.report.findings.append(finding)
+
+
+def _stream_of(folder: Folder, name: str) -> torch_file.Stream | None:
+    """Read the pickles at the beginning of a file; None where it begins with none."""
+    try:
+        with folder.open(name) as file:
+            return any_file.read(file, folder.size(name))
+    except (OSError, Malformed):
+        return None
+
+
+def _names_of(name: str, stream: torch_file.Stream) -> list[Finding]:
+    return [
+        Finding(kind, name, f"it {text}", name=asked_for)
+        for kind, text, asked_for in written_names.judge_names(stream.asked, (torch_file.SCRIPT,))
+    ]
