@@ -129,6 +129,8 @@ _OF_ONE_FILE = {
     Format.LINK: parts.link_part,
     Format.UNKNOWN_NAME: looks.unknown_name_part,
     Format.OTHER: looks.other_part,
+    Format.LEFTOVER: looks.leftover_part,
+    Format.DEEP: looks.deep_part,
 }
 """What judges a file that leaves no work."""
 
@@ -141,6 +143,7 @@ _OF_FOLDER = {
 _WITH_FILES = {
     Format.ORBAX: orbax_part,
     Format.SNAPSHOT: snapshot_part,
+    Format.EMPTY: looks.empty_part,
 }
 """What judges a folder and all that is below it, by the names of the files."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.code import any_file, any_script
@@ -10,15 +11,23 @@ from ckpt_conformance.fsck.formats import (
     torchscript,
     written_names,
 )
+from ckpt_conformance.fsck.layouts.layouts import is_text
 from ckpt_conformance.fsck.source.findings import (
     Finding,
     Kind,
     Malformed,
+    Report,
+    Topic,
 )
+from ckpt_conformance.fsck.source.source import DEEPEST
+from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ckpt_conformance.fsck.judge.context import Context
     from ckpt_conformance.fsck.source.source import Folder
+    from ckpt_conformance.fsck.source.sums import Work
 
 
 def no_archive(folder: Folder, name: str, bad: Finding) -> list[Finding]:
@@ -70,6 +79,33 @@ def other_part(context: Context, name: str) -> None:
     look(context, name)
     if len(context.report.findings) == before:
         context.report.passed_over.append(name)
+
+
+def leftover_part(context: Context, name: str) -> None:
+    """Look at a file of work in progress: it may break off anywhere, and run code until there."""
+    own = replace(context, report=Report(context.report.path, ""))
+    look(own, name)
+    context.report.findings += [one for one in own.report.findings if one.kind is Kind.UNSAFE]
+
+
+def deep_part(context: Context, name: str) -> None:
+    """Report a folder that is not looked into."""
+    what = f"it is inside of more than {DEEPEST} folders, and not looked into: give its own path"
+    context.report.say(Kind.UNKNOWN, name, what, topic=Topic.TOO_LARGE)
+
+
+def empty_part(context: Context, base: str, names: Collection[str]) -> list[Work]:
+    """Report a step in which no file holds a state; `names` are all files of it."""
+    strange = [name for name in names if not is_text(name)]
+    for name in strange:
+        other_part(context, base + name)
+    if strange:
+        what = f"none of its files has a format that fsck knows: {clip(strange[0])}"
+        context.report.say(Kind.UNKNOWN, "", what)
+    else:
+        what = "no file in it holds a state: did the save not end?"
+        context.report.say(Kind.MISSING, "", what, topic=Topic.COMMIT)
+    return []
 
 
 def look(context: Context, name: str) -> torch_file.Stream | None:

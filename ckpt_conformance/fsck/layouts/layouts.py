@@ -33,7 +33,7 @@ from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.places import folder_at
 from ckpt_conformance.fsck.source.remote import Url
-from ckpt_conformance.fsck.source.source import EntryKind, Unreachable, in_threads
+from ckpt_conformance.fsck.source.source import DEEPEST, EntryKind, Unreachable, in_threads
 from ckpt_conformance.fsck.source.untrusted import MOST_JSON
 
 if TYPE_CHECKING:
@@ -42,12 +42,10 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.source import Folder
 
-MOST_LEVELS = 5
-
 _TORCH = (".pt", ".pth", ".ckpt")
 _MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th")
 _INDEX = (".safetensors.index.json", ".bin.index.json")
-_BY_NAME = (".safetensors", ".json", *_TORCH)
+_BY_NAME = (".safetensors", *_TORCH)
 _LEFTOVER = re.compile(
     r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$|"
     r"\.orbax-checkpoint-tmp)"
@@ -75,6 +73,8 @@ _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 _TEXT = {".md", ".txt", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"}
 _DATA = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".pdf", ".mp4", ".wav", ".flac")
+_BEGIN = re.compile(r"(?:(?:adapter|generation)_)?config\.json")  # `save_pretrained` begins so
 _SIGNATURES = (_DCP_MANIFEST, manifest_v2.MANIFEST)
 
 
@@ -101,6 +101,9 @@ class Format(StrEnum):
     UNREFERENCED = "unreferenced"  # a file in a folder of DCP that nothing refers to
     UNKNOWN_NAME = "unknown-name"  # a file in a library's checkpoint, under none of its names
     OTHER = "other"  # a file of no layout: it is looked at for code, and passed over
+    LEFTOVER = "leftover"  # a file of work in progress: it is looked at for code, and told
+    DEEP = "deep"  # a folder that is too deep to be looked into
+    EMPTY = "empty"  # a step in which no file holds a state
 
 
 _FOREIGN = {
@@ -118,7 +121,19 @@ _MODEL = re.compile(r"(?:model|weights|variables|state|params)(?:[^a-z]|$)", re.
 _FIRST_BYTES = {foreign.GGUF: Format.GGUF, foreign.HDF5: Format.HDF5}
 FOREIGN = {*_FOREIGN.values()}
 """Formats of single files that others than torch, safetensors and Hugging Face have."""
-_NO_DATA = (Format.JSON, Format.UNREFERENCED, Format.UNKNOWN_NAME, Format.OTHER)
+_NO_DATA = (
+    Format.JSON,
+    Format.UNREFERENCED,
+    Format.UNKNOWN_NAME,
+    Format.OTHER,
+    Format.LEFTOVER,
+    Format.DEEP,
+    Format.EMPTY,
+)
+
+
+_NO_STATE = (Format.JSON, Format.OTHER, Format.LEFTOVER, Format.DEEP)
+"""What makes no checkpoint of a folder, unless it runs code."""
 
 
 class Part(NamedTuple):
@@ -182,6 +197,11 @@ def is_reference_file(path: Where) -> bool:
     return known is not None and path.is_file()
 
 
+def _ends(name: str, *endings: str) -> bool:
+    """Return whether a name has one of some endings: a load minds no case of them."""
+    return name.lower().endswith(endings)
+
+
 def is_leftover(name: str) -> bool:
     """Return whether a name is one of work in progress."""
     return _LEFTOVER.search(name) is not None
@@ -197,10 +217,10 @@ def format_of(folder: Folder, name: str, *, by_library: bool = False) -> Format 
 
     `by_library` says that a library wrote the folder: names that are common words are its own.
     """
-    if name.endswith(".safetensors"):
+    if _ends(name, ".safetensors"):
         return Format.SAFETENSORS
     last = name.rpartition("/")[2]
-    if name.endswith(_TORCH) or written.is_torch(last, by_library=by_library):
+    if _ends(name, *_TORCH) or written.is_torch(last, by_library=by_library):
         return Format.TORCH
     if form := _foreign_by_name(last):
         return form
@@ -211,12 +231,12 @@ def format_of(folder: Folder, name: str, *, by_library: bool = False) -> Format 
 
 def _foreign_by_name(name: str) -> Format | None:
     """Return the format that the ending of a name promises."""
-    return _FOREIGN.get(PurePosixPath(name).suffix)
+    return _FOREIGN.get(PurePosixPath(name).suffix.lower())
 
 
 def _by_first_bytes(folder: Folder, name: str) -> Format | None:
     """Return the format of a file whose name says none, or not surely."""
-    is_maybe = name.endswith(_MAYBE_TORCH)
+    is_maybe = _ends(name, *_MAYBE_TORCH)
     try:
         with folder.open(name) as file:
             head = file.read(8)
@@ -321,14 +341,19 @@ def head_of_step(name: str) -> str | None:
 
 def is_data(name: str) -> bool:
     """Return whether a file of a checkpoint's folder is certainly judged, by its name."""
-    is_by_name = name.endswith((*_BY_NAME, ".metadata", ".distcp"))
+    is_by_name = _ends(name, *_BY_NAME, ".metadata", ".distcp")
     is_foreign = _foreign_by_name(name) is not None
     return is_by_name or is_foreign or form_by_name(name) is not None or _is_torch(name)
 
 
 def may_be_data(name: str) -> bool:
     """Return whether a file of a checkpoint's folder may be judged, by its name."""
-    return name.endswith(_MAYBE_TORCH)
+    return _ends(name, ".json", *_MAYBE_TORCH)
+
+
+def is_picture(name: str) -> bool:
+    """Return whether a name is one of a picture or a sound: samples are kept by step, too."""
+    return _ends(name, *_PICTURES)
 
 
 def is_text(name: str) -> bool:
@@ -338,7 +363,7 @@ def is_text(name: str) -> bool:
 
 def is_loose(name: str) -> bool:
     """Return whether a file of a run's folder is certainly a checkpoint, or a part of one."""
-    return name.endswith((".safetensors", *_TORCH)) or _is_torch(name) or _is_model(name)
+    return _ends(name, ".safetensors", *_TORCH) or _is_torch(name) or _is_model(name)
 
 
 def _is_model(name: str) -> bool:
@@ -351,37 +376,64 @@ def _is_model(name: str) -> bool:
 
 def may_be_loose(name: str) -> bool:
     """Return whether a file of a run's folder may be a checkpoint, or a part of one."""
-    return is_loose(name) or name.endswith(_MAYBE_TORCH)
+    return is_loose(name) or _ends(name, *_MAYBE_TORCH)
 
 
 def _is_torch(name: str) -> bool:
     return written.is_torch(name.rpartition("/")[2], by_library=False)
 
 
-def take_folder(folder: Folder, base: str, overview: Overview, depth: int = 8) -> None:
+def take_folder(folder: Folder, base: str, overview: Overview, depth: int = DEEPEST) -> None:
     """Take what is below a folder, so many levels, as one checkpoint; names are relative to it."""
     inner = folder.inner(base)
     root = inner.root
     candidate = Candidate(root, root, "", step_of(root.resolve().name))
     sub: dict[str, list[str]] = defaultdict(list)
     for name, kind in inner.walk(depth):
+        is_deepest = kind is EntryKind.FOLDER and name.count("/") == DEEPEST - 1
         if is_below_leftover(name):
             overview.leftovers.append(base + name)
+            if kind is EntryKind.FILE:
+                candidate.parts.append(Part(Format.LEFTOVER, "", name))
+        elif is_deepest:
+            candidate.parts.append(Part(Format.DEEP, "", name))
         elif kind is not EntryKind.FOLDER:
             if kind is EntryKind.LINK and (why := inner.link_problem(name)):
                 overview.links[base + name] = why
             at, _, last = name.rpartition("/")
             candidate.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
-    by_library = bool(_library(candidate))
+    candidate.parts += _parts_below(inner, sub, by_library=bool(_library(candidate)))
+    candidate.layout = layout_name(candidate)
+    if _is_begun(candidate):
+        candidate.parts.append(Part(Format.EMPTY, "", ""))
+    if is_known(candidate) or _is_judged(inner, candidate.parts):
+        overview.candidates.append(candidate)
+
+
+def _parts_below(
+    folder: Folder, sub: Mapping[str, list[str]], *, by_library: bool
+) -> Iterator[Part]:
+    """Yield what the folders of a checkpoint hold; `sub` are the names in each."""
     for at, form in signed_roots(sub):
-        candidate.parts.append(Part(form, at, SIGNS[form]))
+        yield Part(form, at, SIGNS[form])
         sub = {name: own for name, own in sub.items() if not name.startswith(at)}
     for at, names in sorted(sub.items()):
-        candidate.parts += _parts(inner, at, names, by_library=by_library)
-    candidate.layout = layout_name(candidate)
-    if _is_judged(inner, candidate.parts):
-        overview.candidates.append(candidate)
+        yield from _parts(folder, at, names, by_library=by_library)
+
+
+def is_known(candidate: Candidate) -> bool:
+    """Return whether a library wrote a folder, which says what has to be in it."""
+    names = candidate.files, candidate.root.resolve().name
+    return bool(_library(candidate) or written.megatron_layout(*names))
+
+
+def _is_begun(candidate: Candidate) -> bool:
+    """Return whether a step has the configuration of a model, and nothing but texts beside it."""
+    names = [name.rpartition("/")[2] for name in candidate.files]
+    is_step = OF_A_STEP.match(candidate.root.resolve().name)
+    is_begun = is_step and any(map(_BEGIN.fullmatch, names)) and all(map(is_text, names))
+    return bool(is_begun) and not is_known(candidate)
 
 
 SIGNS = {Format.ORBAX: orbax.STEP, Format.SNAPSHOT: torchsnapshot.METADATA}
@@ -412,20 +464,25 @@ def _is_batched(name: str) -> bool:
 
 
 def take_uncommitted(folder: Folder, base: str, form: Format, overview: Overview) -> None:
-    """Take a folder in which a library should have saved a step, and did not."""
+    """Take a folder in which a library should have saved a step, and did not.
+
+    `form` is how the other steps are judged: by a file that is missing here, or by any state.
+    """
     inner = folder.inner(base)
     root = inner.root
-    parts = [Part(form, "", SIGNS[form])]
-    candidate = Candidate(root, root, str(form), step_of(root.resolve().name), parts)
+    parts = [Part(form, "", SIGNS.get(form, ""))]
+    layout = str(form) if form in SIGNS else "unknown"
+    candidate = Candidate(root, root, layout, step_of(root.resolve().name), parts)
     candidate.files = [name for name, kind in inner.walk() if kind is not EntryKind.FOLDER]
     overview.candidates.append(candidate)
 
 
 def _is_judged(folder: Folder, parts: Sequence[Part]) -> bool:
     """Return whether parts are a checkpoint: one of them has a format, or runs code."""
-    if all(part.form is Format.OTHER or _is_no_model(part) for part in parts):
-        return any(in_threads(lambda part: _runs_code(folder, part.base + part.name), parts))
-    return True
+    if any(not (part.form in _NO_STATE or _is_no_model(part)) for part in parts):
+        return True
+    files = [part for part in parts if part.form is not Format.DEEP]
+    return any(in_threads(lambda part: _runs_code(folder, part.base + part.name), files))
 
 
 def _is_no_model(part: Part) -> bool:

@@ -19,7 +19,7 @@ from ckpt_conformance.fsck.layouts.layouts import Candidate, Format, Overview, P
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.places import changed, folder_at
 from ckpt_conformance.fsck.source.remote import Url
-from ckpt_conformance.fsck.source.source import EntryKind
+from ckpt_conformance.fsck.source.source import DEEPEST, EntryKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +43,8 @@ class Sort(StrEnum):
     PER_RANK = "per-rank"  # those of a step of the reference manager
     LINK = "link"  # a step that lies elsewhere, or nowhere
     FILE = "file"  # the file that the user named
-    UNCOMMITTED = "uncommitted"  # a folder among steps of a library, in which nothing was saved
+    UNCOMMITTED = "uncommitted"  # a folder among steps, in which nothing was saved
+    DEEP = "deep"  # a folder of a run that is too deep to be looked into
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Found:
     base: str
     names: tuple[str, ...] = ()
     step: int | None = None
-    depth: int = 8
+    depth: int = DEEPEST
     links: tuple[tuple[str, str], ...] = ()
     is_sure: bool = True
     changed: float | None = None
@@ -166,8 +167,11 @@ class Listing:
             return
         before = self._sure, len(self._unsure)
         yield from self._linked_steps(base, entries)
-        if level < layouts.MOST_LEVELS:
+        if level < DEEPEST:
             yield from self._inner(base, inner, level)
+        else:
+            for name in inner:
+                yield from self._take(Found(Sort.DEEP, base, (name,)))
         if is_signed:
             yield from self._take(self._whole(base, depth=1))
             return
@@ -201,26 +205,38 @@ class Listing:
 
     def _inner(self, base: str, inner: Sequence[str], level: int) -> Iterator[Found]:
         """Look into the folders of a run; among a library's steps one without a save is told."""
-        barren: list[str] = []
+        barren: dict[str, list[Found]] = {}  # with what may be in each
         heads: dict[str, Format] = {}
         for at, name in enumerate(inner):
             if at % _AT_ONCE == 0:
                 self._folder.prefetch([base + one for one in inner[at : at + _AT_ONCE]])
-            before = self._sure
+            before, may_be = self._sure, len(self._unsure)
             yield from self._look(own := f"{base}{name}/", level + 1)
             if self._sure == before:
-                barren.append(name)
+                barren[name] = self._unsure[may_be:]
             head = layouts.head_of_step(name)
             if (form := self._formats.pop(own, None)) is not None and head is not None:
-                heads[head] = form
-        for name in barren:
+                heads[head] = form if form is not Format.EMPTY else heads.get(head, form)
+        for name, found in barren.items():
             head = layouts.head_of_step(name)
             form = heads.get(head) if head is not None else None
             if form is not None:
-                step, own = layouts.step_of(name), f"{base}{name}/"
-                time = _changed(self._folder.inner(own).root)
-                found = Found(Sort.UNCOMMITTED, own, (str(form),), step, changed=time)
-                yield from self._take(found)
+                yield from self._take(self._uncommitted(base, name, form, found))
+
+    def _uncommitted(
+        self, base: str, name: str, form: Format, found: Sequence[Found]
+    ) -> Found | None:
+        """Take a folder among steps; None where something is in it, or it is none of them."""
+        own = f"{base}{name}/"
+        if form is Format.EMPTY:
+            if not layouts.OF_A_STEP.match(name) or self._are_any(found):
+                return None
+            files = list(files_below(self._folder.inner(own), DEEPEST))
+            is_text = (layouts.is_picture(file) or layouts.is_text(file) for file in files)
+            if any(map(layouts.is_picture, files)) and all(is_text):
+                return None  # samples
+        time = _changed(self._folder.inner(own).root)
+        return Found(Sort.UNCOMMITTED, own, (str(form),), layouts.step_of(name), changed=time)
 
     def _entries(self, base: str) -> tuple[dict[str, EntryKind], dict[str, str]]:
         """List a folder: the kind of each name, less leftovers; and its links that lead out."""
@@ -251,7 +267,11 @@ class Listing:
         sure, unsure = before
         if self._sure > sure:
             return True
-        return any(resolved(self._folder, one).candidates for one in self._unsure[unsure:])
+        return self._are_any(self._unsure[unsure:])
+
+    def _are_any(self, found: Iterable[Found]) -> bool:
+        """Return whether any of what may be a checkpoint is one: files are read for that."""
+        return any(resolved(self._folder, one).candidates for one in found)
 
     def _linked_steps(self, base: str, entries: Mapping[str, EntryKind]) -> Iterator[Found]:
         """Take links that hide a step as checkpoints, so that a finding explains each."""
@@ -259,7 +279,7 @@ class Listing:
             if kind is EntryKind.LINK and layouts.hides_a_step(self._folder, base, name):
                 yield from self._take(Found(Sort.LINK, base, (name,), layouts.step_of(name)))
 
-    def _whole(self, base: str, depth: int = 8) -> Found | None:
+    def _whole(self, base: str, depth: int = DEEPEST) -> Found | None:
         """Take what is below a folder, so many levels, as one checkpoint; None for no data."""
         return self._while_there(base, lambda: self._walked(base, depth))
 
@@ -277,8 +297,8 @@ class Listing:
         if not (is_sure or may_be):
             return None
         form = next(filter(None, map(layouts.form_by_name, names)), None)
-        if form is not None:
-            self._formats[base] = form
+        if form is not None or is_sure:
+            self._formats[base] = form or Format.EMPTY
         return Found(
             Sort.FOLDER,
             base,
@@ -394,6 +414,10 @@ def resolved(folder: Folder, found: Found) -> Overview:
             (name,) = found.names
             part = Part(Format.LINK, "", name)
             overview.candidates.append(Candidate(root / name, root, "link", found.step, [part]))
+        case Sort.DEEP:
+            (name,) = found.names
+            part = Part(Format.DEEP, "", name)
+            overview.candidates.append(Candidate(root / name, root, "unknown", None, [part]))
         case Sort.FILE:
             return layouts.find_file(root / found.names[0])
     return overview

@@ -29,6 +29,8 @@ AHEAD = 4 << 20
 IO_THREADS = 32
 """Threads that wait at once: they read names and headers, not payload."""
 _FEW = 4  # items for which no thread is worth its start
+DEEPEST = 32
+"""Folders inside of each other that are looked into; what lies deeper is told."""
 _MOST_FILES = 2_000_000
 _NEAR, _FAR = 64 << 10, 8 << 20
 
@@ -203,8 +205,11 @@ class Folder(ABC):
         with self.open(name) as file:
             return whole(file, most)
 
-    def walk(self, depth: int = 8) -> Iterator[tuple[str, EntryKind]]:
-        """List everything below the folder with its kind; links are not followed."""
+    def walk(self, depth: int = DEEPEST) -> Iterator[tuple[str, EntryKind]]:
+        """List everything below the folder with its kind; links are not followed.
+
+        Folders of the last level are listed, and not looked into.
+        """
         pending = [("", depth)]
         seen = 0
         while pending:
