@@ -303,8 +303,11 @@ def _trackers(judged: Judged) -> Iterator[str]:
     """Yield a line for each pointer that does not name the newest whole checkpoint."""
     newest = judged.newest_whole
     for tracker in judged.trackers:
-        says = f"  pointer  {one_line(tracker.file)} names {one_line(tracker.names)}"
-        if tracker in judged.dangling:
+        pointer = f"  pointer  {one_line(tracker.file)} names"
+        says = f"{pointer} {one_line(tracker.names)}"
+        if not tracker.names:
+            yield f"{pointer} nothing: a resume that follows it fails"
+        elif tracker in judged.dangling:
             yield f"{says}, which is not there: a resume that follows it fails"
         elif tracker.state not in (None, State.WHOLE):
             yield f"{says}, which is {tracker.state}: a resume that follows it loads that"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +38,8 @@ def run(tmp_path: Path) -> Path:
         (DEEPSPEED, "the newest one is ten", 0, ""),
         (DEEPSPEED, "\x00\xff", 0, ""),
         (DEEPSPEED, "", 0, ""),
+        (MEGATRON, "", 1, "names nothing: a resume that follows it fails"),
+        (MEGATRON, "\0\0", 1, "names nothing"),
         (DEEPSPEED, "1" * 5000, 0, ""),
     ],
 )
@@ -48,6 +51,18 @@ def test_what_it_names_is_held_against_what_is_there(
     assert done.status == status, done.out
     assert ("pointer" in done.out) == bool(said)
     assert said in done.out
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\0" * 14])
+def test_an_empty_one_of_deepspeed_is_told(text: str, repository: Path, tmp_path: Path) -> None:
+    """DeepSpeed looks for a folder without a name, and raises."""
+    run = tmp_path / "run"
+    shutil.copytree(repository / "tests" / "golden" / "fsck" / "deepspeed" / "stage1", run)
+    assert Finished("fsck", str(run)).status == 0
+    (run / DEEPSPEED).write_text(text)
+    done = Finished("fsck", str(run))
+    assert done.status == 1, done.out
+    assert "pointer  latest names nothing: a resume that follows it fails" in done.out
 
 
 def test_one_that_is_damaged_is_what_a_resume_loads(run: Path) -> None:

@@ -15,7 +15,7 @@ from ckpt_conformance.fsck.formats import (
     safetensors_file,
     torch_file,
 )
-from ckpt_conformance.fsck.judge.looks import no_archive
+from ckpt_conformance.fsck.judge.looks import look, no_archive
 from ckpt_conformance.fsck.judge.roles import held
 from ckpt_conformance.fsck.source.findings import (
     Facts,
@@ -145,6 +145,7 @@ def json_part(context: Context, name: str) -> None:
         value = parse_any_json(context.folder.read(name, MOST_JSON))
     except (OSError, Malformed) as error:
         context.refuse(name, error)
+        look(context, name)
         return
     context.report.facts |= facts_of(name, value)
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NAMES = ("latest_checkpointed_iteration.txt", "latest")
 _MOST = 4096  # bytes of one
+_BLANK = " \t\r\n\0"
+_DEEPSPEED = "deepspeed"  # others have files named `latest`, too
 _RELEASE = "release"  # a tag of Megatron-LM: weights without a step
 _REFERENCE = "reference"  # whose `latest` is a hint that no load follows
 
@@ -42,7 +44,7 @@ class Tracker:
 
     Attributes:
         file: its name, in the folder that was judged.
-        names: the step or the tag in it.
+        names: the step or the tag in it; empty where there is none.
         checkpoint: the checkpoint that it names; None where none of those that were judged is it.
         state: of that; None for no checkpoint.
 
@@ -68,21 +70,29 @@ def read(top: Where, reports: Sequence[Report]) -> list[Tracker]:
     """Read the pointers in a folder, and find what each of them names."""
     if not top.is_dir() or not reports:
         return []
-    return [_found(top, reports, file, text) for file, text in _texts(top)]
+    is_deepspeeds = any(one.layout == _DEEPSPEED for one in reports)
+    return [
+        _found(top, reports, file, text)
+        for file, text in _texts(top)
+        if text or file == NAMES[0] or is_deepspeeds
+    ]
 
 
 def _texts(top: Where) -> Iterator[tuple[str, str]]:
-    """Yield each pointer with the text in it; nothing of one that is no pointer after all."""
+    """Yield each pointer with the text in it; nothing of one that is no pointer after all.
+
+    An empty one, or one of zeros as a crash leaves it, may be a pointer that names nothing.
+    """
     folder = folder_at(top)
     for name in NAMES:
         entry = folder.entry(name)
         if entry is None or entry.kind is not EntryKind.FILE or entry.size > _MOST:
             continue
         try:
-            text = folder.read(name, _MOST).decode().strip()
+            text = folder.read(name, _MOST).decode().strip(_BLANK)
         except (OSError, Malformed, UnicodeDecodeError):
             continue
-        if re.fullmatch(r"[\w.\-/]{1,200}", text):
+        if re.fullmatch(r"[\w.\-/]{0,200}", text):
             yield name, text
 
 
@@ -94,7 +104,7 @@ def step_named(run: Where) -> int | None:
 
 def _found(top: Where, reports: Iterable[Report], file: str, text: str) -> Tracker:
     """Find the checkpoints that a text names; of several roles of a step the worst counts."""
-    named = [one for one in reports if _is_named(below(one.path, top) or "", one, text)]
+    named = [one for one in reports if text and _is_named(below(one.path, top) or "", one, text)]
     if not named:
         return Tracker(file, text)
     worst = max(named, key=lambda one: SEVERITY.index(one.state))
