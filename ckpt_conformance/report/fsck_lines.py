@@ -48,6 +48,7 @@ CHANGES = {
     Change.NEW: "came",
     Change.CHANGED: "changed",
 }
+_MOST_KNOWN = 1_000  # remarks
 _FEW_FINDINGS = 5  # of one of several checkpoints
 _MOST_TENSORS = 3
 _MOST_LAYOUTS = _MOST_NEWER = 4
@@ -90,6 +91,7 @@ def _lines(judged: Judged, style: Style) -> Iterator[str]:
     some = itertools.islice(judged.reports, _MEASURED)
     table = _Table.of([_cells(one, judged.path, style) for one in some])
     is_alone, is_found = len(judged.reports) == 1, False
+    told = _Told(judged.path)
     for report in judged.reports:
         tally.take(report)
         if not is_found and not (is_found := judged.is_enough(report)):
@@ -98,7 +100,8 @@ def _lines(judged: Judged, style: Style) -> Iterator[str]:
         tail = _tail(report, is_told=is_told)
         yield from table.row(_cells(report, judged.path, style), tail, style.width)
         if is_told:
-            yield from _details(report, judged.options, is_short=not (style.details or is_alone))
+            is_short = not (style.details or is_alone)
+            yield from _details(report, judged.options, told, is_short=is_short)
     for name in judged.leftovers[:MOST_FINDINGS]:
         yield f"  leftover  {one_line(name)}: work in progress that nobody finished"
     if len(judged.leftovers) > MOST_FINDINGS:
@@ -326,15 +329,37 @@ def json_text(judged: Judged) -> Iterator[str]:
     yield ("]" if between == "\n" else "\n  ]") + tail + "\n"
 
 
-def _details(report: Report, options: Options, *, is_short: bool) -> Iterator[str]:
+@dataclass
+class _Told:
+    """Remarks that were told already, each with the checkpoint of which that was."""
+
+    top: Where
+    known: dict[str, str] = field(default_factory=dict[str, str])
+
+    def new(self, report: Report, findings: Sequence[Finding]) -> Iterator[str]:
+        """Yield findings in words; of remarks that are those of another checkpoint the number."""
+        own, again = one_line(_short(report.path, self.top)), Counter[str]()
+        for finding in findings:
+            said = describe(finding)
+            first = self.known.get(said, own)
+            if finding.kind is Kind.NOTE and len(self.known) < _MOST_KNOWN:
+                self.known.setdefault(said, own)
+            if first == own:
+                yield f"    {said}"
+            else:
+                again[first] += 1
+        for first, number in again.items():
+            yield f"    and {count(number, 'remark')} as of {first}"
+
+
+def _details(report: Report, options: Options, told: _Told, *, is_short: bool) -> Iterator[str]:
     """Yield what was read of one checkpoint, and what was found; the latter alone if short."""
     most = _FEW_FINDINGS if is_short else MOST_FINDINGS
     if not is_short:
         yield from _facts(report, options)
     if report.state is State.WHOLE and report.coverage < options.least:
         yield f"    {too_little(report, options)}"
-    for finding in report.findings[:most]:
-        yield f"    {describe(finding)}"
+    yield from told.new(report, report.findings[:most])
     if len(report.findings) > most:
         where = "--details shows them" if is_short else "--json has all"
         yield f"    and {len(report.findings) - most} more ({where})"

@@ -12,6 +12,7 @@ from backports import zstd
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 
+from ckpt_conformance.fsck.diff.diff import diff
 from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import State
 
@@ -131,3 +132,56 @@ def test_a_large_tensor_is_unpacked_and_held_against_its_length(
     assert only(run).state is State.WHOLE
     monkeypatch.setattr("ckpt_conformance.fsck.formats.dcp_packed._AROUND", 10)
     assert only(run).state is State.DAMAGED
+
+
+# -- compared --------------------------------------------------------------------------------------
+
+
+def both(folder: Path, extra: object, *, plant: bool = False) -> tuple[Path, Path]:
+    """Save one state plainly and packed; `plant` changes a number of the packed one."""
+    state = {"m": torch.arange(90_000.0).reshape(300, 300).t(), "extra": extra}
+    dcp.save(state, checkpoint_id=str(folder / "plain"), no_dist=True)
+    if plant:
+        state["m"] = state["m"].clone()
+        state["m"][7, 11] += 1
+    writer = dcp.FileSystemWriter(str(folder / "packed"), _extensions=[ZStandard()])
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    return folder / "plain", folder / "packed"
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_packed_items_are_compared_as_what_they_unpack_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
+) -> None:
+    if is_large:
+        monkeypatch.setattr("ckpt_conformance.fsck.formats.dcp_packed._MOST", 100_000)
+        monkeypatch.setattr("ckpt_conformance.fsck.formats.dcp_packed._AROUND", 8_000)
+    extra = {"epoch": 3, "rng": torch.arange(50)}
+    same = diff(*both(tmp_path / "same", extra))
+    assert same.is_judged
+    assert same.differences == []
+    (found,) = diff(*both(tmp_path / "planted", extra, plant=True)).differences
+    assert found.name == "m"
+    assert (found.first, found.count) == ((7, 11), 1)
+
+
+def test_packed_values_are_compared(tmp_path: Path) -> None:
+    one, two = (tmp_path / "one", tmp_path / "two")
+    for folder, epoch in ((one, 3), (two, 4)):
+        saved(folder, {"epoch": epoch, "rng": torch.arange(50) + epoch}, ZStandard())
+    assert {item.name for item in diff(one, two).differences} == {"extra.epoch", "extra.rng"}
+    assert judge(one, Options(nan=True)).reports[0].not_finite == []
+
+
+def test_a_flip_in_a_packed_item_is_damage_for_diff_too(tmp_path: Path) -> None:
+    plain, packed = both(tmp_path, 3)
+    shard = packed / "__0_0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    assert not diff(plain, packed).is_judged
+
+
+def test_what_another_extension_has_made_is_not_compared(tmp_path: Path) -> None:
+    one, two = saved(tmp_path / "one", 3, _Other()), saved(tmp_path / "two", 3, _Other())
+    assert not diff(one, two).is_judged

@@ -76,6 +76,26 @@ def test_a_last_checkpoint_of_weights_only_is_whole(run: Path) -> None:
     assert newest.path == run / "step_40"
 
 
+def test_newest_weights_beside_a_file_to_resume_from_have_a_remark(tmp_path: Path) -> None:
+    """As in the examples of torch: `epoch2.pth` for evaluation, `checkpoint.pth.tar` to go on."""
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    for epoch in (1, 2):
+        torch.save(model.state_dict(), tmp_path / f"epoch{epoch}.pth")
+    assert told(tmp_path) == {}
+    whole = {"epoch": 2, "state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(whole, tmp_path / "checkpoint.pth.tar")
+    assert told(tmp_path) == {2: [("epoch2.pth", Kind.NOTE)]}
+    assert "checkpoint.pth.tar" in report_of(tmp_path, 2).findings[0].what
+    assert (
+        "starts its optimizer cold" in Finished("fsck", tmp_path, "--details").out
+    )  # of stored results
+    torch.save(whole, tmp_path / "epoch3.pth")
+    assert told(tmp_path) == {}
+
+
 def test_a_script_that_saves_the_optimizer_every_second_step_is_whole(tmp_path: Path) -> None:
     run = script(tmp_path / "run", (10, 20, 30, 40, 50, 60))
     for step in (20, 40, 60):

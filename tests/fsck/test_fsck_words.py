@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+from argparse import Namespace
 from itertools import pairwise
 from pathlib import Path
 
@@ -215,3 +216,14 @@ def test_what_does_not_say_when_it_was_changed_has_no_age() -> None:
     assert report.changed is not None  # this one says when it was made
     report.changed = None
     assert " ago" not in told(Judged(report.path.parent, [report]))[0]
+
+
+def test_a_remark_of_several_steps_is_told_once(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        (tmp_path / f"step_{step}").mkdir()
+        torch.save({"a": Namespace(lr=1)}, tmp_path / f"step_{step}" / "model.pt")
+    lines = told(judge(tmp_path), details=True)
+    remarks = [line for line in lines if "argparse.Namespace" in line]
+    assert len(remarks) == 1
+    assert lines.index(remarks[0]) < lines.index("    and 2 remarks as of step_3")
+    assert lines.count("    and 2 remarks as of step_3") == 2

@@ -13,16 +13,25 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.contents import arrays, leaves, others, ranks, snapshots
-from ckpt_conformance.fsck.contents.entries import BYTES, Content, Tensor, add_item, tree_entries
+from ckpt_conformance.fsck.contents.entries import (
+    BYTES,
+    Content,
+    Tensor,
+    add_item,
+    entry_of,
+    tree_entries,
+)
 from ckpt_conformance.fsck.contents.leaves import Value, joined
-from ckpt_conformance.fsck.contents.tiles import Piece, dense_piece
+from ckpt_conformance.fsck.contents.tiles import Packed, Piece, dense_piece
 from ckpt_conformance.fsck.formats import (
     dcp,
+    dcp_packed,
     foreign,
     hf_shards,
     manifest,
     safetensors_file,
     torch_file,
+    zstd,
 )
 from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE
 from ckpt_conformance.fsck.layouts import layouts
@@ -273,15 +282,31 @@ def _pieces(
         for stored in others:
             place, length = stored.place.start, stored.place.end - stored.place.start
             if stored.place.packed:
-                raise Malformed(
-                    f"{stored.key} is transformed by an extension of DCP: unreadable here"
-                )
-            if stored.dtype:
+                for piece in _packed(content, base + shard, top, stored):
+                    pieces.setdefault(stored.key, []).append(piece)
+            elif stored.dtype:
                 piece = Piece((stored.at, stored.shape), base + shard, place, None, length)
                 pieces.setdefault(stored.key, []).append(piece)
             else:
                 add_item(content, base + shard, joined(top, stored.key), place, length)
     return pieces
+
+
+def _packed(content: Content, shard: str, top: str, stored: dcp.Item) -> Iterator[Piece]:
+    """Yield the part of a tensor that an extension of DCP has packed; add what is no tensor."""
+    with content.folder.open(shard) as file:
+        archive, length = dcp_packed.structure(file, stored)
+    start, end = stored.place.start, stored.place.end
+    packed = Packed(shard, start, end, length, zstd.unpacked)
+    if not stored.dtype:
+        for name, entry in tree_entries(archive, shard, joined(top, stored.key), content.keys):
+            content.add(name, entry_of(entry, packed))
+        return
+    if [(one.dtype, one.shape) for one in archive.tensors] != [(stored.dtype, stored.shape)]:
+        raise Malformed(f"{stored.key} should be {stored.dtype} {stored.shape}, and is not")
+    (tensor,) = archive.tensors
+    box = (stored.at, stored.shape)
+    yield Piece(box, shard, tensor.start, tensor.stride, packed=packed)
 
 
 def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[str, Piece]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.contents import leaves
 from ckpt_conformance.fsck.contents.leaves import Value
-from ckpt_conformance.fsck.contents.tiles import Piece
+from ckpt_conformance.fsck.contents.tiles import Packed, Piece
 from ckpt_conformance.fsck.formats import torch_file
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, elements
 
@@ -87,6 +87,14 @@ def tree_entries(
         item = ITEM_SIZE[leaf.dtype]
         says = (leaf.pending, leaf.requires_grad)
         yield key, Tensor(leaf.dtype, leaf.shape, (piece,), item, *says)
+
+
+def entry_of(entry: Entry, packed: Packed) -> Entry:
+    """Return an entry of an archive that has to be unpacked first."""
+    if isinstance(entry, Value):
+        return entry
+    pieces = (replace(one, packed=packed, span=None) for one in entry.pieces)
+    return replace(entry, pieces=tuple(pieces))
 
 
 def add_item(content: Content, shard: str, key: str, place: int, length: int) -> None:

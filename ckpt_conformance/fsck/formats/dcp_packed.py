@@ -36,19 +36,84 @@ def read(file: Readable, item: Item) -> tuple[torch_file.Archive | None, str]:
         Malformed: it can't be unpacked, is no archive, or has another length than its tensor.
 
     """
-    if item.place.packed != _ZSTD:
-        what = f"{clip(item.key)} is transformed by {clip(item.place.packed)}"
-        raise TooLarge(f"{what}, an extension of DCP that is not looked into")
-    start, end = item.place.start, item.place.end
-    if item.dtype and elements(item.shape) * ITEM_SIZE[item.dtype] > _MOST:
+    _check_extension(item)
+    if _is_large(item):
         _check_length(file, item)
         return None, ""
-    if end - start > _MOST:
-        raise TooLarge(f"{clip(item.key)} has {end - start} packed bytes: not looked into")
-    data = zstd.unpack(exactly(file, start, end - start), _MOST + _AROUND)
+    data = _unpacked(file, item)
     archive = torch_file.read(io.BytesIO(data), 0, len(data))
     wrong = (one.what for one in archive.spans if zlib.crc32(data[one.start : one.end]) != one.crc)
     return archive, next(wrong, "")
+
+
+def structure(file: Readable, item: Item) -> tuple[torch_file.Archive, int]:
+    """Return the archive that an item unpacks to, and its length: where each tensor lies in it.
+
+    Of a large tensor what stands between its headers is passed by, and its CRC with it.
+
+    Raises:
+        TooLarge, Malformed: as `read`; Malformed also where a CRC is another one.
+
+    """
+    _check_extension(item)
+    if _is_large(item):
+        _check_length(file, item)
+        ends = _Ends(zstd.unpacked(_pieces(file, item)))
+        return torch_file.read(ends, 0, ends.length), ends.length
+    archive, wrong = read(file, item)
+    if wrong or archive is None:
+        raise Malformed(f"{wrong} of {clip(item.key)} has another CRC-32 than was written")
+    return archive, len(_unpacked(file, item))
+
+
+class _Ends(io.BytesIO):
+    """The first and the last bytes of many that come one after the other; zeros between them."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        """Take all of them, and hold a few."""
+        super().__init__()
+        head, tail = bytearray(), bytearray()
+        self.length = self._at = 0
+        for piece in pieces:
+            self.length += len(piece)
+            head += piece[: _AROUND - len(head)]
+            tail = (tail + piece)[-_AROUND:]
+        self._head, self._tail = bytes(head), bytes(tail)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a byte."""
+        self._at = offset + (0, self._at, self.length)[whence]
+        return self._at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read bytes; Malformed for those that are not held."""
+        end = self.length if size is None or size < 0 else min(self._at + size, self.length)
+        start, self._at = self._at, max(self._at, end)
+        behind = self.length - len(self._tail)
+        if end <= len(self._head):
+            return self._head[start:end]
+        if start >= behind:
+            return self._tail[start - behind : end - behind]
+        raise Malformed("what it unpacks to has its headers in places where no save puts them")
+
+
+def _check_extension(item: Item) -> None:
+    """Raise TooLarge for what another extension than torch's has transformed."""
+    if item.place.packed != _ZSTD:
+        what = f"{clip(item.key)} is transformed by {clip(item.place.packed)}"
+        raise TooLarge(f"{what}, an extension of DCP that is not looked into")
+
+
+def _is_large(item: Item) -> bool:
+    return bool(item.dtype) and elements(item.shape) * ITEM_SIZE[item.dtype] > _MOST
+
+
+def _unpacked(file: Readable, item: Item) -> bytes:
+    """Unpack all of an item that is not large; TooLarge, Malformed."""
+    start, end = item.place.start, item.place.end
+    if end - start > _MOST:
+        raise TooLarge(f"{clip(item.key)} has {end - start} packed bytes: not looked into")
+    return zstd.unpack(exactly(file, start, end - start), _MOST + _AROUND)
 
 
 def _check_length(file: Readable, item: Item) -> None:

@@ -25,6 +25,7 @@ from ckpt_conformance.fsck.source.findings import (
     Role,
     Topic,
 )
+from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,7 @@ class KinJson(TypedDict):
     step: int
     files: dict[str, FileJson]
     roles: NotRequired[list[str]]
+    holds: NotRequired[list[str]]
     pointed: NotRequired[int | None]
 
 
@@ -87,9 +89,11 @@ class Kin:
 
     Attributes:
         run: the folder that it lies in.
+        step: `NO_STEP` of a file that has none in its name.
         files: by name; of files of a run's folder the step in it is replaced.
         roles: folders that verl has written for each role, as `actor`.
         pointed: the step that the run's own pointer names, where there are roles.
+        holds: of one file: the roles of what is in it.
 
     """
 
@@ -99,6 +103,7 @@ class Kin:
     files: Mapping[str, File]
     roles: frozenset[str] = frozenset()
     pointed: int | None = None
+    holds: frozenset[Role] = frozenset()
 
     def real(self, name: str) -> str:
         """Return the name that a file of this step has."""
@@ -118,6 +123,8 @@ class Kin:
         }
         if self.roles:
             plain["roles"], plain["pointed"] = sorted(self.roles), self.pointed
+        if self.holds:
+            plain["holds"] = sorted(self.holds)
         return plain
 
 
@@ -125,10 +132,13 @@ def kin_from(plain: KinJson) -> Kin:
     """Read what `to_json` wrote."""
     files = {name: File(**one) for name, one in plain["files"].items()}
     roles = frozenset(plain.get("roles", ()))
-    return Kin(plain["run"], plain["layout"], plain["step"], files, roles, plain.get("pointed"))
+    holds = frozenset(map(Role, plain.get("holds", ())))
+    own = plain["run"], plain["layout"], plain["step"]
+    return Kin(*own, files, roles, plain.get("pointed"), holds)
 
 
 _STEP_SIGN = "{step}"
+NO_STEP = -1
 
 
 def kin_of(candidate: Candidate, report: Report, linked: Iterable[str], top: Where) -> Kin | None:
@@ -138,17 +148,36 @@ def kin_of(candidate: Candidate, report: Report, linked: Iterable[str], top: Whe
     """
     step = report.step if candidate.step is None else candidate.step
     layout = _LAYOUTS.get(report.layout, "")
-    if step is None or not layout or candidate.is_alone:
+    if not layout or candidate.is_alone:
         return None
     is_folder = candidate.path == candidate.root
+    run, _, own = str(candidate.path).rpartition("/")
+    holds = frozenset() if is_folder else _holds(candidate, report)
+    if step is None:
+        is_whole = holds >= _RESUMABLE
+        return (
+            Kin(f"{run}/*", layout, NO_STEP, {own: File({}, "")}, holds=holds) if is_whole else None
+        )
     files = _files(candidate, report, set(linked), step if not is_folder else None)
     roles = frozenset(names.roles(candidate.files)) if is_folder and candidate.root != top else None
-    run, _, own = str(candidate.path).rpartition("/")
     sort = _alike(own, step) if is_folder else "*"
+    if holds and not files and (alike := _alike(own, step)):
+        files = {alike: File({}, "")}
     if not (files or roles) or not sort:
         return None
     pointed = trackers.step_named(candidate.root.parent) if roles else None
-    return Kin(f"{run}/{sort}", layout, step, files, roles or frozenset(), pointed)
+    return Kin(f"{run}/{sort}", layout, step, files, roles or frozenset(), pointed, holds)
+
+
+_RESUMABLE = frozenset({Role.MODEL, Role.OPTIMIZER})
+
+
+def _holds(candidate: Candidate, report: Report) -> frozenset[Role]:
+    """Return what is in the one file of a checkpoint; nothing of several, or of what is unknown."""
+    if len(candidate.files) != 1:
+        return frozenset()
+    held = report.facts.get(candidate.files[0], NO_FACTS).held
+    return held.roles if held else frozenset()
 
 
 def _files(
@@ -179,16 +208,34 @@ def _alike(name: str, step: int) -> str:
 def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
     """Return what checkpoints tell of each other, by their places."""
     runs: dict[tuple[str, str], dict[int, tuple[int, Kin]]] = defaultdict(dict)
+    without: dict[tuple[str, str], Kin] = {}
     for place, kin in kins:
-        runs[kin.run, kin.layout][kin.step] = (place, kin)
+        if kin.step == NO_STEP:
+            without[kin.run, kin.layout] = kin
+        else:
+            runs[kin.run, kin.layout][kin.step] = (place, kin)
     findings: dict[int, list[Finding]] = defaultdict(list)
-    for run in runs.values():
+    for key, run in runs.items():
         steps = [run[step] for step in sorted(run)]
+        if key in without and (poor := _poorer(steps[-1][1], without[key])):
+            findings[steps[-1][0]].append(poor)
         if len(steps) > 1:
             places, own = [place for place, _ in steps], [kin for _, kin in steps]
             for at, finding in [*_absent(own), *_absent_roles(own), *_stale(own)]:
                 findings[places[at]].append(finding)
     return findings
+
+
+def _poorer(newest: Kin, other: Kin) -> Finding | None:
+    """Remark weights alone as the newest step, beside a file without a step to resume from."""
+    own = next(iter(newest.files), None)
+    if newest.holds != {Role.MODEL} or own is None:
+        return None
+    (name,) = other.files
+    what = f"it holds a model and no optimizer; {clip(name)}, whose name has no step, holds both: "
+    return Finding(
+        Kind.NOTE, newest.real(own), f"{what}a run that resumes here starts its optimizer cold"
+    )
 
 
 # -- files that one lacks --------------------------------------------------------------------------

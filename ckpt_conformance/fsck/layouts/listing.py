@@ -229,14 +229,19 @@ class Listing:
         """Take a folder among steps; None where something is in it, or it is none of them."""
         own = f"{base}{name}/"
         if form is Format.EMPTY:
-            if not layouts.OF_A_STEP.match(name) or self._are_any(found):
+            is_step = layouts.OF_A_STEP.match(name)
+            if not is_step or not self._while_there(own, lambda: self._is_empty(own, found)):
                 return None
-            files = list(files_below(self._folder.inner(own), DEEPEST))
-            is_text = (layouts.is_picture(file) or layouts.is_text(file) for file in files)
-            if any(map(layouts.is_picture, files)) and all(is_text):
-                return None  # samples
         time = _changed(self._folder.inner(own).root)
         return Found(Sort.UNCOMMITTED, own, (str(form),), layouts.step_of(name), changed=time)
+
+    def _is_empty(self, own: str, found: Iterable[Found]) -> bool:
+        """Return whether no file of a folder holds a state; samples are meant to be there."""
+        files = list(files_below(self._folder.inner(own), DEEPEST))
+        are_samples = any(map(layouts.is_picture, files)) and all(
+            layouts.is_picture(file) or layouts.is_text(file) for file in files
+        )
+        return not are_samples and not self._are_any(found)
 
     def _entries(self, base: str) -> tuple[dict[str, EntryKind], dict[str, str]]:
         """List a folder: the kind of each name, less leftovers; and its links that lead out."""
