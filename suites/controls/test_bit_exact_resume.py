@@ -7,6 +7,7 @@ looks at the first training step after the load: what is set up after the load m
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
@@ -475,14 +476,19 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
     """A job that trained past a save and loads it in the same process repeats its own records.
 
     Why: in a live job the optimizer has state, the iterator is under way and objects are shared: a
-    load that was only tried on fresh ones leaves part of them as they are (H01, G03).
-    How: save at 4, train to 6, load, train on, all in one child. Then save before the first step,
-    where optimizers have no state yet, and load that into the job that has trained; who refuses to
-    save or to load that has nothing to clear.
+    load that was only tried on fresh ones leaves part of them as they are (H01, G03). A step that
+    is served from memory, or whose memory the job goes on with, is changed by the job (D03).
+    How: save at 4, train to 6, load, train on, load once more, train on, all in one child. Then
+    save before the first step, where optimizers have no state yet, and load that into the job that
+    has trained; who refuses to save or to load that has nothing to clear.
     """
     resumption.needs_mid_epoch(subject)
-    result = subject.run(6, (NEWEST,), then=[Load(), Train(n=4)])
-    _follow_ops(subject, result, "a job that rolled back leaves the unbroken run")
+    again = [Load(), Train(n=resumption.AFTER)]
+    result = subject.run(6, (NEWEST,), then=[*again, *again])
+    once = replace(result, results=result.results[: 1 + len(again)])
+    _follow_ops(subject, once, "a job that rolled back leaves the unbroken run")
+    message = "a step that was loaded, trained on from and loaded again is another one by then"
+    _follow_ops(subject, result, message)
     trees.clear(subject.root)
     train = Train(n=resumption.AFTER)
     result = subject.execute(Save(step=0), train, Load(), train)
