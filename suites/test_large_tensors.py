@@ -8,23 +8,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance import fault_injectors
+from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     NotApplicable,
     Outcome,
     Unknown,
     Violation,
+    control_failed,
 )
 from ckpt_conformance.fault_injectors import at_rest, large_save, payload
 from ckpt_conformance.fault_injectors.large_save import KIND, MIB, SYSTEM_CALL, told
-from ckpt_conformance.harness.messages import ExitKind
+from ckpt_conformance.harness.messages import (
+    Close,
+    ExitKind,
+    LeavesResult,
+    Load,
+    ReadLeaves,
+    Save,
+    Train,
+    whole,
+)
 from ckpt_conformance.subject import controls, oracle, resumption
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import SAVES
+from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 from ckpt_conformance.suites.controls import test_rng_scheduler as rng_scheduler
+from ckpt_conformance.suites.controls import test_undisturbed_run as undisturbed
 
 if TYPE_CHECKING:
     import random
@@ -33,6 +45,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.at_rest import Damage
     from ckpt_conformance.fault_injectors.payload import Place
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Leaves, Probe
     from ckpt_conformance.subject.subject import Subject
 
 LEAF = "large"  # the large tensor of the model
@@ -80,6 +94,56 @@ def comes_back(subject: Subject, kind: str) -> None:
     if wrong:
         evidence = subject.evidence(result, kind=kind, differs=wrong)
         raise Violation(f"a job of kind {kind} is not what was saved", evidence=evidence)
+
+
+@check("CKC-DISC-008")
+def test_a_smaller_tensor_takes_the_place_of_a_large_one(subject: Subject) -> None:
+    """A step that is saved again with a tensor of 1 MiB in the place of 64 MiB is what is loaded.
+
+    Why: what is written in chunks, each under a name or in a row of its own, leaves those of the
+    older save that the newer one has no part for, and a load puts all of them together (R01, A10).
+    How: save step 2 with a buffer of 64 MiB, make it one of 1 MiB, save step 2 again; load into a
+    job with such a buffer. The control saves the smaller one alone.
+    """
+    if not subject.info.saves_over:
+        raise NotApplicable("it saves no step a second time, as declared")
+    large, small = (undisturbed.probe("hold", mib=size) for size in (64, 1))
+    saving = [small, ReadLeaves(), Save(step=OLDER), Close()]
+    over = saved_and_given(subject, small, [large, Save(step=OLDER), *saving])
+    if over.saved == over.given:
+        return
+    resumption.arrive(subject, KIND)  # else CKC-RTRP-001 says that such a size is not saved
+    alone = saved_and_given(subject, small, saving)
+    if not alone.given:
+        raise control_failed("a job with a buffer of 1 MiB does not come back", "CKC-SIDE-008")
+    if over.given != alone.given:
+        differs = oracle.differences(over.given, over.saved, subject.holds)
+        what = "with a buffer of 1 MiB in the place of one of 64 MiB"
+        message = f"a step that is saved again, {what}, is not what is loaded"
+        raise Violation(message, evidence=subject.evidence(over.last, differs=differs))
+
+
+class SavedAndGiven(NamedTuple):
+    """The held components of a job as it saves, and as a job like it has loaded them.
+
+    `given` is empty where the save or the load fails; `last` is the child that tells of it.
+    """
+
+    saved: Leaves
+    given: Leaves
+    last: ProcessResult
+
+
+def saved_and_given(subject: Subject, small: Probe, saving: Sequence[AnyOp]) -> SavedAndGiven:
+    """Save into an empty directory, and load into a job that was changed alike."""
+    trees.clear(subject.root)
+    saves = subject.execute(Train(n=OLDER), *saving)
+    loads = subject.execute(small, Load(), ReadLeaves(), seed=OTHER_SEED)
+    states = [whole(result.of(LeavesResult).leaves or {}) for result in (saves, loads)]
+    saved, given = (oracle.held(state, subject.holds) for state in states)
+    return (
+        SavedAndGiven(saved, given, loads) if saves.went_well else SavedAndGiven(saved, {}, saves)
+    )
 
 
 @check("CKC-CORR-001")

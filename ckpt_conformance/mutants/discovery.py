@@ -346,6 +346,27 @@ class SameBytesAreThere(CheckpointManager):
 
 
 @mutant(
+    "R01-parts",
+    url="huggingface/diffusers#14769",
+    change="of a step that is there a save keeps the weights, if the listed ones have its bytes",
+    violates={"CKC-DISC-008"},
+)
+class SamePartsAreThere(CheckpointManager):
+    """Trusts a list and its digests, and does not look at the bytes, as a store of contents may."""
+
+    def replace_flat(
+        self, reference: CheckpointReference, manifest: Manifest, staged: Path
+    ) -> None:
+        """Put the weights that are listed already in the place of those that were staged."""
+        name = layout.model_name(manifest.step)
+        if read_manifest(reference.manifest_path).files[name] == manifest.files[name]:
+            own = self.staged(name, manifest.save_id)
+            own.unlink()
+            own.hardlink_to(self.root / name)
+        super().replace_flat(reference, manifest, staged)
+
+
+@mutant(
     "R01-refused",
     url="huggingface/diffusers#14769",
     change="a step that a manager found damaged is passed over from then on, also when saved anew",

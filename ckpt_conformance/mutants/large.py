@@ -10,8 +10,13 @@ import torch
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.mutants.damage import OwnChecksum
-from ckpt_conformance.reference_impl import CheckpointManager, durable, torch_zip
-from ckpt_conformance.reference_impl.manifest import FileEntry
+from ckpt_conformance.reference_impl import (
+    CheckpointManager,
+    CheckpointReference,
+    durable,
+    torch_zip,
+)
+from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -234,3 +239,25 @@ class MakesRoomFirst(CheckpointManager):
         for path in sorted(self.root.iterdir()) if large and self.root.is_dir() else ():
             durable.remove_tree(path)
         return super().save(step, **parts)
+
+
+@mutant(
+    "R01-tail",
+    url="huggingface/diffusers#14769",
+    change="a file of a save over a step is written into the older one, whose tail stays if large",
+    violates={"CKC-DISC-008"},
+)
+class KeepsTheTail(CheckpointManager):
+    """Opens what is there, and cuts nothing off: as chunks beyond the last new one would stay."""
+
+    def replace_flat(
+        self, reference: CheckpointReference, manifest: Manifest, staged: Path
+    ) -> None:
+        """Let each new file end as the older one of its name."""
+        for name, entry in manifest.files.items():
+            older = self.root / name
+            if older.is_file() and older.stat().st_size > entry.size + MIB:
+                with older.open("rb") as old, self.staged(name, manifest.save_id).open("ab") as new:
+                    old.seek(entry.size)
+                    shutil.copyfileobj(old, new)
+        super().replace_flat(reference, manifest, staged)

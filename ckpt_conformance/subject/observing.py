@@ -147,6 +147,12 @@ def change_entry(child: Any, how: str) -> None:  # noqa: ANN401  a Child
         model.constant = torch.rand(5)
 
 
+def hold(child: Any, mib: int) -> None:  # noqa: ANN401  a Child
+    """Let the model hold a buffer of so many MiB, no element of it like another one."""
+    elements = torch.arange(mib << 18, dtype=torch.int32)
+    child.job.model.register_buffer("varying", elements)
+
+
 def freeze(child: Any) -> None:  # noqa: ANN401  a Child
     """Put the first module without children in evaluation mode, as a frozen batch norm is."""
     next(one for one in child.job.model.modules() if not any(one.children())).eval()

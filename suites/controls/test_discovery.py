@@ -16,6 +16,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.fault_injectors import payload
 from ckpt_conformance.harness import probes
 from ckpt_conformance.harness.messages import (
     Close,
@@ -45,7 +46,7 @@ from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
@@ -418,8 +419,8 @@ def test_the_last_save_of_a_step_is_served(subject: Subject) -> None:
     How: save step 4, change every tensor, save step 4 again, restart; the control saved it once.
     Then change one component after the other and save the step each time; then load, save and load
     by one manager. Where a load gives another state than was saved, the control saves each into an
-    empty directory. Then one manager meets step 4 with a flipped bit in a file of its own, and
-    saves the same step 4 once more.
+    empty directory. Then one manager meets step 4 with a flipped bit in a file of its own, the
+    largest one, and another one in each that holds tensors, and saves the same step 4 once more.
     """
     again = (Perturb(), Save(step=4))
     subject.execute(Train(n=4), Save(step=3), *again, Close())
@@ -498,35 +499,47 @@ def _require_a_save_over_damage(subject: Subject) -> None:
     too, a save need not know which part it may rely on. A save that raises has not been made.
     """
     golden = subject.golden()
-    if (damage := _damage_of_the_newest(golden)) is None:
-        return
     legal = subject.legal(golden)
     known: Any = {"newest": 4, "acknowledged": {2, 4}}
-    for result in _saved_over_damage(subject, damage):
-        if subject.classify(result, legal, **known) is Outcome.NEW:
-            continue
-        plain = [one for step in (4, 2) for one in _saved_over_damage(subject, None, step)]
-        given = [subject.classify(one, legal, **known) for one in plain]
-        if {*given} != {Outcome.NEW}:
-            reason = f"without damage, too, a load after a load and a save of step 4 gives {given}"
-            raise controls.blame(subject, reason, test_the_newest_step_is_the_largest_number)
-        message = "a step that was damaged is saved anew, acknowledged, and not what is loaded"
-        evidence = subject.evidence(result, legal[4], damaged=damage.args["file"])
-        doubt = controls.blame(subject, message, test_a_resumed_run_overwrites_no_other_step)
-        raise doubt if doubt.see else Violation(message, evidence=evidence)
+    for damage in _damages_of_the_newest(golden):
+        for result in _saved_over_damage(subject, damage):
+            if subject.classify(result, legal, **known) is Outcome.NEW:
+                continue
+            plain = [one for step in (4, 2) for one in _saved_over_damage(subject, (), step)]
+            given = [subject.classify(one, legal, **known) for one in plain]
+            if {*given} != {Outcome.NEW}:
+                reason = (
+                    f"without damage, too, a load after a load and a save of step 4 gives {given}"
+                )
+                raise controls.blame(subject, reason, test_the_newest_step_is_the_largest_number)
+            message = "a step that was damaged is saved anew, acknowledged, and not what is loaded"
+            files = [one.args["file"] for one in damage]
+            evidence = subject.evidence(result, legal[4], damaged=files[:8])
+            doubt = controls.blame(subject, message, test_a_resumed_run_overwrites_no_other_step)
+            raise doubt if doubt.see else Violation(message, evidence=evidence)
 
 
-def _damage_of_the_newest(golden: Golden) -> Probe | None:
-    """Make a flip of a bit in the largest file that is there since the newest save, if any is."""
+def _damages_of_the_newest(golden: Golden) -> list[list[Probe]]:
+    """Make flips of bits in files that are there since the newest save: what is tried one by one.
+
+    First in the largest one, then at once in all that hold tensors: who finds the first one damaged
+    may write all anew, and use what it has of the others all the same.
+    """
     old, new = (golden.snapshot(step) for step in golden.saves)
     files = {path.relative_to(new).as_posix(): path.stat().st_size for path in trees.files(new)}
-    made = [name for name in files if not os.path.lexists(old / name)]
-    file = max(made, key=lambda name: files[name], default=None)
-    return probe("flip", file=file, offset=files[file] // 2) if file and files[file] else None
+    made = [name for name in files if files[name] and not os.path.lexists(old / name)]
+    if not made:
+        return []
+    largest = max(made, key=lambda name: files[name])
+    found = payload.find(new, golden.payload_samples[golden.saves[-1]], made)
+    middles = {place.file: place.offset + place.length // 2 for place in found}
+    flips = [probe("flip", file=file, offset=offset) for file, offset in middles.items()]
+    first = [probe("flip", file=largest, offset=files[largest] // 2)]
+    return [first, flips] if middles.keys() - {largest} else [first]
 
 
 def _saved_over_damage(
-    subject: Subject, damage: Probe | None, newest: int = 4
+    subject: Subject, damage: Sequence[Probe], newest: int = 4
 ) -> list[ProcessResult]:
     """Let one manager load what is damaged, save step 4 as it was, and load; then another one.
 
@@ -534,10 +547,9 @@ def _saved_over_damage(
     Before it the steps up to `newest` are there: a load that falls back has loaded the older one.
     """
     subject.materialize(subject.golden(), newest)
-    first: list[AnyOp] = [damage] if damage else []
     again = Run(until=4, save_at=(4,), go_on=True)
     look = (Fresh(seed=OTHER_SEED), Run(resume=True, stop_after=0, go_on=True))
-    result = subject.execute(*first, Load(go_on=True), Fresh(), again, *look, Close(), *look)
+    result = subject.execute(*damage, Load(go_on=True), Fresh(), again, *look, Close(), *look)
     runs = result.all_of(RunResult)
     if result.exit_kind is not ExitKind.ENDED or result.steps_of("acknowledged") != [4]:
         return []
