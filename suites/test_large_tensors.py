@@ -108,7 +108,7 @@ def test_a_smaller_tensor_takes_the_place_of_a_large_one(subject: Subject) -> No
     if not subject.info.saves_over:
         raise NotApplicable("it saves no step a second time, as declared")
     large, small = (undisturbed.probe("hold", mib=size) for size in (64, 1))
-    saving = [small, ReadLeaves(), Save(step=OLDER), Close()]
+    saving: list[AnyOp] = [small, ReadLeaves(), Save(step=OLDER), Close()]
     over = saved_and_given(subject, small, [large, Save(step=OLDER), *saving])
     if over.saved == over.given:
         return

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp
     from ckpt_conformance.subject.subject import Subject
 
 NEWEST = SAVES[-1]
@@ -483,9 +484,9 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
     has trained; who refuses to save or to load that has nothing to clear.
     """
     resumption.needs_mid_epoch(subject)
-    again = [Load(), Train(n=resumption.AFTER)]
-    result = subject.run(6, (NEWEST,), then=[*again, *again])
-    once = replace(result, results=result.results[: 1 + len(again)])
+    back: list[AnyOp] = [Load(), Train(n=resumption.AFTER)]
+    result = subject.run(6, (NEWEST,), then=[*back, *back])
+    once = replace(result, results=result.results[: 1 + len(back)])
     _follow_ops(subject, once, "a job that rolled back leaves the unbroken run")
     message = "a step that was loaded, trained on from and loaded again is another one by then"
     _follow_ops(subject, result, message)
