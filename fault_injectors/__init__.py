@@ -79,6 +79,7 @@ def all_faults() -> Mapping[str, FaultInfo]:
         **{name: f"object_store.faults:{kind.__name__}" for name, kind in faults.AT_STORE.items()},
         **dict.fromkeys((*at_rest.AT_REST, "other-step"), "at_rest"),
         "dcp-chunk-hole": "dcp_metadata",
+        "slow-uploads": "slow_uploads",
     }
     return {name: _describe(name, place) for name, place in places.items()}
 

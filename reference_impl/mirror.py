@@ -99,6 +99,7 @@ class UploadingMirror:
         self._pending: set[tuple[CheckpointReference, str]] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._announced = 0  # files of which the sending has begun
 
     @property
     def target_id(self) -> str:
@@ -133,14 +134,20 @@ class UploadingMirror:
         """Remove the receipt."""
         durable.remove_tree(self._receipt_path(reference))
 
-    def close(self, timeout: float | None = 60.0) -> None:
-        """Wait for the uploads that were begun, at most `timeout` seconds."""
+    def close(self, timeout: float | None = 600.0) -> None:
+        """Wait for the uploads that were begun, until none has begun a file for `timeout` seconds.
+
+        An upload may take hours, and a job that ends in the middle of it may lose the only copy.
+        """
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is None:
             return
         self._queue.put(None)
-        thread.join(timeout)
+        seen = -1
+        while thread.is_alive() and seen != self._announced:
+            seen = self._announced
+            thread.join(timeout)
         if thread.is_alive():
             logger.error("uploads to %s did not finish; they have no receipt", self.address)
 
@@ -162,7 +169,8 @@ class UploadingMirror:
         raise NotImplementedError
 
     def _announce(self, name: str) -> None:
-        """Call the hook of the user, if there is one, before a file is sent."""
+        """Count a file, and call the hook of the user, if there is one, before it is sent."""
+        self._announced += 1
         if self._before_file is not None:
             self._before_file(name)
 

@@ -16,11 +16,14 @@ from ckpt_conformance.harness.messages import (
     Close,
     CopyOut,
     ExitKind,
+    Fresh,
     Gate,
     GateResult,
     Load,
     Options,
     Perturb,
+    Probe,
+    ProbeResult,
     Run,
     RunResult,
     Save,
@@ -31,7 +34,7 @@ from ckpt_conformance.harness.messages import (
 )
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import Slot
+from ckpt_conformance.subject.subject import OTHER_SEED, Slot
 from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_explicit_step as explicit
 from ckpt_conformance.suites.controls import test_smoke as smoke
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
 DEADLINE = 8.0  # seconds; the gate's patience is 30
 WAITS: Slot[bool] = Slot("a save waits for its upload")
+SLOW_CLOSE = "ckpt_conformance.fault_injectors.slow_uploads:close"
+UPLOADED = (2, 4, 6)  # steps whose uploads are under way when the manager is closed
 AWAIT, OPEN = Gate(state="await"), Gate(state="open")
 
 
@@ -234,6 +239,8 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     and the mirror held parts of two saves (D07, D08).
     How: save two steps, let uploads finish, load from the mirror alone; a manager also saves a step
     again in the middle of its upload, before the last file of it, and in another process after it.
+    Then lose the manager's directory, keep the mirror, and let a run that begins anew save another
+    step 4: once rotation has deleted it, the mirror has that one. Where it stays it is not judged.
     """
     golden = subject.golden()
     legal = subject.legal(golden, 4)
@@ -250,6 +257,7 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
         for after in sorted({min(1, files - 1), files - 1} if files else ()):
             _save_again_during_the_upload(subject, after)
         _save_again_after_a_restart(subject)
+        _save_beside_the_copy_of_an_earlier_run(subject)
 
 
 def _save_again_during_the_upload(subject: Subject, after: int) -> None:
@@ -273,6 +281,37 @@ def _save_again_after_a_restart(subject: Subject) -> None:
     if saved.steps_of("acknowledged") != [4]:
         return  # it saves no step a second time
     _compare(subject, _as_original(subject))
+
+
+def _save_beside_the_copy_of_an_earlier_run(subject: Subject) -> None:
+    """Begin anew beside a mirror that has an earlier run's step 4; raise Violation if it is kept.
+
+    Kept in the place of the new run's step 4, that is, after rotation has deleted this one here. A
+    manager may refuse the mirror of another run, in a save or in an upload.
+    """
+    if not {"explicit_step", "retention", "steps"} <= set(subject.info.capabilities):
+        return
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    prompt(subject, save(2, 4), Close())
+    trees.clear(subject.root)
+    saved = subject.scratch / "saved-by-the-later-run"
+    first = (Train(n=4), Perturb(), Save(step=4), CopyOut(tree=str(saved)), Close())
+    later = [op for step in (6, 8, 10) for op in (save(step), Close())]
+    result = prompt(subject, *first, *later, Steps())
+    steps = result.of(StepsResult).steps
+    acknowledged = result.steps_of("acknowledged")
+    if steps is None or acknowledged != [4, 6, 8, 10] or acknowledged[0] in steps:
+        return
+    trees.materialize(saved, subject.root)
+    wanted = _as_original(subject)[4]
+    trees.clear(subject.root)
+    served = subject.resume(4, root=mirror_of(subject))
+    arrived, state = oracle.arrival(served)
+    if arrived != 4 or not oracle.same(state, wanted, subject.holds):  # noqa: PLR2004
+        message = "rotation deletes step 4, and the mirror has that of an earlier run in its place"
+        evidence = subject.evidence(served, wanted, steps=steps)
+        raise Violation(message, evidence=evidence)
 
 
 def _as_original(subject: Subject) -> dict[int, Leaves]:
@@ -420,3 +459,115 @@ def test_rotation_deletes_what_is_mirrored(subject: Subject) -> None:
     if not found.came:
         message = "an upload that fails ends all later ones: what is saved after it is not sent"
         raise Violation(message, evidence={"saved after it": [4, 6], "files sent": 0})
+
+
+@check("CKC-MIRR-010")
+def test_an_upload_that_failed_is_tried_again_while_the_manager_is_open(subject: Subject) -> None:
+    """An upload that failed is tried again by the manager that is open, at a later save or `close`.
+
+    Why: a step whose upload had failed stayed in the table of those that are under way. A job runs
+    for weeks without opening its manager anew: the mirror lacks the step for as long, and rotation
+    leaves it here (D04).
+    How: let the upload of step 2 fail and no other one; save two more steps by the same manager,
+    close it, and load step 2 from the mirror alone. The control lets no upload fail.
+    """
+    result = _loaded_from_the_mirror(subject, Gate(state="fail"))
+    wanted = subject.loaded(subject.golden(), 2)
+    if _is_step_2(subject, result, wanted):
+        return
+    control = _loaded_from_the_mirror(subject, Gate(state="shut"))
+    if not _is_step_2(subject, control, wanted):
+        about = test_the_mirror_loads_like_the_original
+        raise controls.blame(subject, subject.tell(control), about)
+    message = "the upload of step 2 failed once, and the manager does not try it again"
+    evidence = subject.evidence(result, saved_after_it=[4, 6])
+    raise Violation(message, evidence=evidence)
+
+
+def _loaded_from_the_mirror(subject: Subject, gate: Gate) -> ProcessResult:
+    """Save step 2 with the gate as given, two more with it open, close; load 2 from the mirror."""
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    result = prompt(subject, gate, save(2), AWAIT, OPEN, save(4, 6), Close())
+    if not result.went_well:
+        raise trouble(subject, result)
+    if not all(one.done for one in result.all_of(GateResult)):
+        raise Unknown("the fault did not fire: no upload came to the gate")
+    trees.clear(subject.root)
+    return subject.resume(2, root=mirror_of(subject))
+
+
+def _is_step_2(subject: Subject, result: ProcessResult, wanted: Leaves) -> bool:
+    arrived, state = oracle.arrival(result)
+    return arrived == 2 and oracle.same(state, wanted, subject.holds)  # noqa: PLR2004
+
+
+@check("CKC-MIRR-011")
+def test_close_waits_for_as_long_as_uploads_go_on(subject: Subject) -> None:
+    """`close()` returns once the uploads have ended, however long a file takes, and not before.
+
+    Why: a thread that was joined for a few seconds, in the background for all that was left: the
+    job ended in the middle of an upload, and the node's disk went with it (D07).
+    How: save three steps while the gate is shut; close the manager while each file takes 30 s of a
+    clock that goes on by what the closing thread waits (`slow-uploads`); end the process, and load
+    the steps from the mirror alone. A `close()` that raises has not said that all is there. The
+    control lets the files through at once; who does not return there either never does.
+    """
+    slow = Probe(probe=SLOW_CLOSE, args={"seconds": 30.0}, go_on=True)
+    result = _closed(subject, slow)
+    told = result.of(ProbeResult)
+    if told.error or not (missing := _missing_there(subject)):
+        return
+    control = _mirrored_all(subject, save(*UPLOADED), Close())
+    if not control.went_well or _missing_there(subject):
+        about = test_the_mirror_loads_like_the_original
+        raise controls.blame(subject, subject.tell(control), about)
+    message = f"close() returns while uploads go on: the mirror lacks {missing}"
+    evidence = {"a file takes": "30 s", "close() has waited for": f"{told.value:.4g} s"}
+    raise Violation(message, evidence=evidence)
+
+
+def _closed(subject: Subject, closing: Probe) -> ProcessResult:
+    """Save three steps while the gate is shut, close and end; raises Unknown if that hangs."""
+    result = _mirrored_all(subject, Gate(state="shut"), save(*UPLOADED), AWAIT, closing)
+    if result.steps_of("acknowledged") != list(UPLOADED):
+        raise controls.blame(
+            subject, subject.tell(result), test_a_save_does_not_wait_for_its_upload
+        )
+    if result.exit_kind is not ExitKind.ENDED:
+        raise _why_it_does_not_end(subject, result)
+    if not result.of(GateResult).done:
+        raise Unknown("the fault did not fire: no upload came to the gate")
+    return result
+
+
+def _why_it_does_not_end(subject: Subject, result: ProcessResult) -> Unknown | Violation:
+    """Tell a manager that no upload lets end from one whose wait the slow clock does not see."""
+    plain = _mirrored_all(subject, save(*UPLOADED), Close(), deadline=3 * DEADLINE)
+    if plain.exit_kind is ExitKind.HANG and plain.steps_of("acknowledged") == list(UPLOADED):
+        evidence = subject.evidence(plain, deadline=3 * DEADLINE)
+        return Violation("close() does not return, though no upload is held up", evidence=evidence)
+    return Unknown(f"a manager whose uploads are slow is closed: {subject.tell(result)}")
+
+
+def _mirrored_all(subject: Subject, *ops: AnyOp, deadline: float = DEADLINE) -> ProcessResult:
+    """Run operations with a mirror that is empty, and without rotation."""
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    options = Options(mirror=str(mirror_of(subject)))
+    return subject.execute(*ops, options=options, deadline=deadline)
+
+
+def _missing_there(subject: Subject) -> list[int]:
+    """List the steps that do not load from the mirror while the original is out of the way."""
+    away = subject.root.rename(subject.root.with_name("away"))
+    *older, latest = UPLOADED
+    steps = [*(older if "explicit_step" in subject.info.capabilities else []), latest]
+    asked = [True if step == latest else step for step in steps]
+    runs = [Run(resume=one, stop_after=0, go_on=True) for one in asked]
+    ops = [op for run in runs for op in (run, Close(), Fresh())]
+    result = subject.execute(*ops, root=mirror_of(subject), seed=OTHER_SEED)
+    trees.clear(subject.root)
+    away.rename(subject.root)
+    arrived = [run.arrived.step if run.arrived else None for run in result.all_of(RunResult)]
+    return [step for step in steps if step not in arrived]

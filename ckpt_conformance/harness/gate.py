@@ -19,6 +19,7 @@ class Gate:
         self._free = 0
         self._arrived = 0
         self._came = 0
+        self._standing: set[int] = set()  # numbers of files that wait at the gate
 
     def set(self, state: str, after: int = 0) -> int:
         """Set the state and wake whoever waits; the next `after` files still pass.
@@ -39,10 +40,27 @@ class Gate:
                 self._free -= 1
                 return
             self._arrived += 1
+            number = max(self._standing, default=0) + 1
+            self._standing.add(number)
             self._condition.notify_all()
-            self._condition.wait_for(lambda: self.state != "shut", PATIENCE)
+            self._condition.wait_for(
+                lambda: self.state != "shut" or number not in self._standing, PATIENCE
+            )
+            self._standing.discard(number)
             if self.state == "fail":
                 raise OSError(errno.EIO, "injected upload failure", name)
+
+    @property
+    def standing(self) -> int:
+        """How many files wait at the gate."""
+        with self._condition:
+            return len(self._standing)
+
+    def let_pass(self) -> None:
+        """Let the files that wait at a shut gate go on; it stays shut for those after them."""
+        with self._condition:
+            self._standing.clear()
+            self._condition.notify_all()
 
     def wait_for_upload(self, count: int = 1) -> bool:
         """Wait until files have come to the gate since it was set; False if they do not."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.manifest import Manifest
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
+EIGHT = 8
+
 
 def is_latest(given: tuple[object, ...], named: Mapping[str, object]) -> bool:
     """Whether a load asks for the newest checkpoint, and for none by name."""
@@ -54,6 +56,21 @@ class NewestByText(CheckpointManager):
         """Newest first, as text."""
         candidates = super().candidates(*given, **named)
         return sorted(candidates, key=lambda candidate: str(candidate.step), reverse=True)
+
+
+@mutant(
+    "B10-digits",
+    url="nvidia-cosmos/cosmos-rl#232",
+    change="names are read with exactly the eight digits or less that they were padded to",
+    violates={"CKC-DISC-001"},
+)
+class EightDigits(CheckpointManager):
+    """Saves a step of nine digits, and never finds it."""
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """Those whose name fits the pattern."""
+        candidates = super().candidates(*given, **named)
+        return [candidate for candidate in candidates if len(str(candidate.step)) <= EIGHT]
 
 
 @mutant(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
     from ckpt_conformance.reference_impl.resolve import Candidate
+
+logger = logging.getLogger(__name__)
 
 
 class Watched(DirectoryMirror):
@@ -263,7 +267,7 @@ class UnreadReceiptEndsRotation(Mirrors):
     "D04-mark",
     url="google/orbax#605",
     change="the newest upload that succeeded counts for every step before it, and none is repeated",
-    violates={"CKC-MIRR-002"},
+    violates={"CKC-MIRR-002", "CKC-MIRR-010"},
 )
 class HighestUploadCounts(Mirrors):
     """Keeps one number for all uploads."""
@@ -395,7 +399,7 @@ class NotesBefore(SentOnce):
     "D04-noted",
     url="google/orbax#605",
     change="a file counts as sent before it is, so the upload after a failed one leaves it out",
-    violates={"CKC-MIRR-002"},
+    violates={"CKC-MIRR-002", "CKC-MIRR-010"},
 )
 class CountsTheFailedFile(Mirrors):
     """Publishes a step in the mirror of which a file is missing."""
@@ -476,9 +480,89 @@ class DiesOfAnError(DirectoryMirror):
     "C11-thread",
     url="Lightning-AI/pytorch-lightning#6204",
     change="the first upload that fails ends the thread of all: none is tried again",
-    violates={"CKC-MIRR-003", "CKC-MIRR-007"},
+    violates={"CKC-MIRR-003", "CKC-MIRR-007", "CKC-MIRR-010"},
 )
 class UploadsNoMore(Mirrors):
     """Fills the disk, once an upload has failed."""
 
     kind = DiesOfAnError
+
+
+class SizesOnly(DirectoryMirror):
+    """Takes a copy that is there for this one, where names and sizes are the same."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        is_over = self._receipt_path(reference).exists()  # a step saved anew is known to differ
+        if not is_over and self._is_there(reference, manifest):
+            self._write_receipt(reference, manifest.digest)
+        else:
+            super()._upload(reference, manifest)
+
+    def _is_there(self, reference: CheckpointReference, manifest: Manifest) -> bool:
+        copy = resolve.candidate_at(replace(reference, directory=self.target))
+        sizes = {name: entry.size for name, entry in manifest.files.items()}
+        return copy.complete and all(
+            (self.target / name).exists() and (self.target / name).stat().st_size == size
+            for name, size in sizes.items()
+        )
+
+
+@mutant(
+    "D07-earlier",
+    url="NeuracoreAI/neuracore#861",
+    change="a copy of an earlier run counts as the upload, where names and sizes are the same",
+    violates={"CKC-MIRR-003"},
+)
+class TakesAnEarlierCopy(Mirrors):
+    """Sends nothing to a mirror that has the same names."""
+
+    kind = SizesOnly
+
+
+class FailedStaysPending(DirectoryMirror):
+    """Keeps an upload that failed in the table of those that are under way."""
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                self._upload(*job)
+            except Exception:
+                logger.exception("%s was not mirrored", job[0].path)
+                continue
+            with self._lock:
+                self._pending.discard((job[0], job[1].digest))
+
+
+@mutant(
+    "D04-once",
+    url="google/orbax#605",
+    change="an upload that failed counts as under way until the process ends: none is tried again",
+    violates={"CKC-MIRR-010"},
+)
+class TriesOnce(Mirrors):
+    """Leaves the mirror behind, and the step here, for as long as the job runs."""
+
+    kind = FailedStaysPending
+
+
+class JoinsBriefly(DirectoryMirror):
+    """Gives its thread some seconds to end."""
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Wait, not for long."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            thread.join(timeout)
+
+
+@mutant(
+    "D07-close",
+    url="NeuracoreAI/neuracore#861",
+    change="closing waits five seconds for the uploads, and returns as if all of them had ended",
+    violates={"CKC-MIRR-011"},
+)
+class ClosesInAHurry(Mirrors):
+    """Leaves the end of a long upload to a process that ends."""
+
+    kind = JoinsBriefly

@@ -63,7 +63,8 @@ CHANGE = "ckpt_conformance.subject.observing:change_component"
 DEADLINE = 20.0  # seconds of two processes that wait for each other
 POWERS = (9, 10, 99, 100)
 DRAWN = {"loader", "rng", "gradients"}  # what the first batch after a load changes
-WIDER = (999, 1_000, 999_999, 1_000_000)  # where a padding of three or six digits ends
+# Where a padding of three, six or eight digits ends; who counts tokens comes beyond the last one.
+WIDER = (999, 1_000, 999_999, 1_000_000, 99_999_999, 100_000_000)
 
 
 def probe(name: str, **args: object) -> Probe:
