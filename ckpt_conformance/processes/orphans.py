@@ -18,6 +18,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.processes import lifecycle
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -84,6 +86,14 @@ def children() -> set[int]:
     return all_children()
 
 
+def known_children() -> set[int]:
+    """Return the pids of the children of all threads that are there before any of them ends.
+
+    The kernel's list of a thread misses none while nobody is waited for.
+    """
+    return children() if lifecycle.threads() == 1 else all_children()
+
+
 def has_children() -> bool:
     """Return whether there may be a child; True where the kernel offers no list of them."""
     with contextlib.suppress(OSError):
@@ -98,9 +108,23 @@ def _listed() -> set[int]:
 
 
 def all_children() -> set[int]:
-    """Return the pids of the children of all threads; reads the status of every process."""
+    """Return the pids of the children of all threads.
+
+    Reads the status of every process, unless the kernel knows of no child.
+    """
+    if not _is_a_parent():
+        return set()
     me = os.getpid()
     return {pid for pid, parent in _parents().items() if parent == me}
+
+
+def _is_a_parent() -> bool:
+    """Return whether there is a child to wait for, of any thread; it is not waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def descendants() -> set[int]:
@@ -123,9 +147,16 @@ def _status(pid: int) -> list[str]:
 
     Empty if there is no such process.
     """
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
+    try:  # bytes, and no Path: this is asked of every process of the machine
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return []
+    try:
+        return os.read(file, 4096).rpartition(b")")[2].decode().split()
+    except OSError:  # it has ended meanwhile
+        return []
+    finally:
+        os.close(file)
 
 
 def _mark_of(pid: int) -> int:

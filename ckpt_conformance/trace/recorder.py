@@ -103,7 +103,7 @@ class Recorder:
             os.kill(pid, signal.SIGKILL)  # it waits in its first call, and has done nothing yet
             raise
         prepare(supervisor)
-        others = orphans.all_children() - {pid}
+        others = orphans.known_children() - {pid}
         end, watch = time.monotonic() + deadline, os.pidfd_open(pid)
         exited: list[Exit] = []
         child = _poller_of(watch)
