@@ -34,7 +34,7 @@ from ckpt_conformance.harness.messages import (
 )
 from ckpt_conformance.subject import controls, oracle, resumption
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
+from ckpt_conformance.subject.subject import OTHER_SEED, SAVES, Slot
 from ckpt_conformance.suites.controls import test_rng_scheduler as rng_scheduler
 from ckpt_conformance.suites.controls import test_undisturbed_run as undisturbed
 
@@ -47,10 +47,11 @@ if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.payload import Place
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import AnyOp, Leaves, Probe
-    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
 LEAF = "large"  # the large tensor of the model
 OLDER, NEWEST = SAVES
+PLACE: Slot[Place] = Slot("where the large tensor lies in the files of the older step")
 
 
 @check("CKC-RTRP-001")
@@ -247,7 +248,10 @@ def test_a_short_write_of_a_large_tensor_costs_nothing(subject: Subject) -> None
 def place_of(subject: Subject) -> Place:
     """Find the large tensor in the files of the older step; raises NotApplicable if it cannot."""
     resumption.arrive(subject, KIND)
-    golden = subject.golden(kind=KIND)
+    return subject.once(PLACE, lambda: _place_of(subject.golden(kind=KIND)))
+
+
+def _place_of(golden: Golden) -> Place:
     samples = [one for one in golden.payload_samples[OLDER] if one.name == f"model/{LEAF}"]
     found = payload.find(golden.snapshot(OLDER), samples)
     if not found:

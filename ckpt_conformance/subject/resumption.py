@@ -21,7 +21,7 @@ from ckpt_conformance.contract.verdicts import (
 from ckpt_conformance.harness.messages import HASH_SEED, Close, RunResult, TrainResult
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import OTHER_SEED, SAVES, Slot
+from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES, Slot, steps_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +68,6 @@ class Suspect:
 
 
 PLAIN: Slot[str] = Slot("the promise that a manager breaks which does not even save and load")
-AFTER = 4  # steps that a resumed run is followed for: beyond the end of the epoch
 
 
 def every_leaf(_: str) -> bool:
@@ -89,7 +88,7 @@ def resumed(
     if key not in golden.resumed:
         subject.materialize(golden, step)
         golden.resumed[key] = subject.run(
-            *(step + AFTER,),
+            *(step + steps_after(golden.kind),),
             resume=True,
             seed=OTHER_SEED,
             kind=golden.kind,
@@ -259,7 +258,7 @@ def trajectory(
     """
     result = resumed(subject, golden, step)
     try:
-        follow(subject, golden, result, AFTER, message)
+        follow(subject, golden, result, steps_after(golden.kind), message)
     except Violation as violation:
         if _is_unbroken(golden, resumed(subject, golden, step, realign=True)):
             raise Unknown(
@@ -275,7 +274,7 @@ def trajectory(
 
 def _is_unbroken(golden: Golden, result: ProcessResult) -> bool:
     records = records_of(result)
-    return len(records) == AFTER and not divergence(golden, records)
+    return len(records) == steps_after(golden.kind) and not divergence(golden, records)
 
 
 @check("CKC-RSUM-001")
