@@ -12,10 +12,10 @@ from ckpt_conformance.contract.verdicts import control_failed
 from ckpt_conformance.harness.messages import Close
 from ckpt_conformance.subject import controls, resumption
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
+from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES
 
 if TYPE_CHECKING:
-    from ckpt_conformance.subject.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import AFTER, Golden, Subject
 
 
 @check("CKC-RSUM-003")
@@ -46,9 +46,9 @@ def test_a_finished_run_is_extended_as_if_unbroken(subject: Subject) -> None:
     saving = subject.run(5, (5,), then=[Close()])
     if not saving.went_well:
         raise control_failed(f"the run does not end: {subject.tell(saving)}")
-    result = subject.run(5 + resumption.AFTER, resume=True, seed=OTHER_SEED)
+    result = subject.run(5 + AFTER, resume=True, seed=OTHER_SEED)
     message = "a run that had ended and was extended leaves the unbroken one"
-    resumption.follow(subject, golden, result, resumption.AFTER, message)
+    resumption.follow(subject, golden, result, AFTER, message)
 
 
 @check("CKC-RSUM-004")

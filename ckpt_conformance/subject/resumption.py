@@ -21,7 +21,7 @@ from ckpt_conformance.contract.verdicts import (
 from ckpt_conformance.harness.messages import HASH_SEED, Close, RunResult, TrainResult
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES, Slot, steps_after
+from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES, Slot, resume_key, steps_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ def resumed(
     faults: tuple[Fault, ...] = (),
 ) -> ProcessResult:
     """Return the child that resumed from the snapshot of `step`, into a job of another seed."""
-    key = (step, realign, tuple(fault.injector for fault in faults))
+    key = resume_key(step, realign=realign, faults=faults)
     if key not in golden.resumed:
         subject.materialize(golden, step)
         golden.resumed[key] = subject.run(

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract import StepRecord
     from ckpt_conformance.contract.registry import AdapterInfo
     from ckpt_conformance.harness.client import Client, Finished, ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Arguments, Leaves, PayloadSample
+    from ckpt_conformance.harness.messages import AnyOp, Arguments, Fault, Leaves, PayloadSample
 
 T = TypeVar("T")
 SAVES = (2, 4)  # the golden run's steps: both in the middle of the first epoch of five batches
 AFTER = 4  # steps that a run is followed for after its last save: beyond the end of the epoch
-DEAR = frozenset({"large"})  # kinds of job of which no check asks how they go on
+COSTLY = frozenset({"large"})  # kinds of job whose steps are dear; no check asks how they go on
 JOB_SEED, OTHER_SEED = 11, 97
 
 
@@ -58,7 +58,7 @@ def steps_after(kind: str) -> int:
 
     Each step of a job with a tensor of 64 MiB costs a digest of it.
     """
-    return 1 if kind in DEAR else AFTER
+    return 1 if kind in COSTLY else AFTER
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +103,11 @@ class Golden:
         return self.folder / str(step)
 
 
-def plain_resume(step: int) -> tuple[int, bool, tuple[str, ...]]:
-    """Return the key in `Golden.resumed` of a resume from a step without faults."""
-    return step, False, ()
+def resume_key(
+    step: int, *, realign: bool = False, faults: tuple[Fault, ...] = ()
+) -> tuple[int, bool, tuple[str, ...]]:
+    """Return the key in `Golden.resumed` of a resume from a step."""
+    return step, realign, tuple(fault.injector for fault in faults)
 
 
 def run_op(
@@ -340,7 +342,7 @@ class Subject:
     def loaded(self, golden: Golden, step: int, **given: Any) -> Leaves:  # noqa: ANN401
         """Return what an undamaged load of `step` gives: the control of every fault check."""
         if step not in golden.loaded:
-            result = None if given else golden.resumed.get(plain_resume(step))
+            result = None if given else golden.resumed.get(resume_key(step))
             if result is None or not result.went_well:
                 self.materialize(golden, step)
                 result = self.resume(kind=golden.kind, **given)

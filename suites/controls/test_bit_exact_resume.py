@@ -29,7 +29,7 @@ from ckpt_conformance.harness.messages import (
 )
 from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
+from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -484,14 +484,14 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
     has trained; who refuses to save or to load that has nothing to clear.
     """
     resumption.needs_mid_epoch(subject)
-    back: list[AnyOp] = [Load(), Train(n=resumption.AFTER)]
+    back: list[AnyOp] = [Load(), Train(n=AFTER)]
     result = subject.run(6, (NEWEST,), then=[*back, *back])
     once = replace(result, results=result.results[: 1 + len(back)])
     _follow_ops(subject, once, "a job that rolled back leaves the unbroken run")
     message = "a step that was loaded, trained on from and loaded again is another one by then"
     _follow_ops(subject, result, message)
     trees.clear(subject.root)
-    train = Train(n=resumption.AFTER)
+    train = Train(n=AFTER)
     result = subject.execute(Save(step=0), train, Load(), train)
     if result.exit_kind is ExitKind.ENDED and result.error:
         return
@@ -518,7 +518,7 @@ def test_loading_twice_is_loading_once(subject: Subject) -> None:
 
 
 def _follow_ops(subject: Subject, result: ProcessResult, message: str) -> None:
-    resumption.follow(subject, subject.golden(), result, resumption.AFTER, message)
+    resumption.follow(subject, subject.golden(), result, AFTER, message)
 
 
 @check("CKC-RSUM-010")

@@ -15,11 +15,11 @@ from ckpt_conformance.contract.verdicts import NotApplicable, Violation
 from ckpt_conformance.harness.messages import Close, ExitKind, RunResult, whole
 from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
+from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES
 from ckpt_conformance.suites.controls.test_bit_exact_resume import OPTIMIZER_CAST
 
 if TYPE_CHECKING:
-    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.subject import AFTER, Subject
 
 
 # -- the optimizer -------------------------------------------------------------------------------
@@ -273,13 +273,13 @@ def test_moments_follow_the_name(subject: Subject) -> None:
     """
     resumption.needs_mid_epoch(subject)
     golden = subject.golden()
-    until, message = SAVES[-1] + resumption.AFTER, "moments went to other parameters"
+    until, message = SAVES[-1] + AFTER, "moments went to other parameters"
     for variant in ("reordered", "swapped"):
         subject.materialize(golden)
         result = subject.run(until, resume=True, seed=OTHER_SEED, variant=variant)
         step, _ = oracle.arrival(result)
         if step is not None or result.exit_kind is not ExitKind.ENDED:
-            resumption.follow(subject, golden, result, resumption.AFTER, message)
+            resumption.follow(subject, golden, result, AFTER, message)
 
 
 @check("CKC-COMP-017")

@@ -14,7 +14,7 @@ import torch
 from ckpt_conformance.contract import DEFAULT_KIND
 from ckpt_conformance.mutants import all_mutants
 from ckpt_conformance.subject import resumption
-from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, SAVES, Subject
+from ckpt_conformance.subject.subject import AFTER, JOB_SEED, OTHER_SEED, SAVES, Subject
 from ckpt_conformance.workload.job import Job
 from ckpt_conformance.workload.kinds import KINDS
 from ckpt_conformance.workload.models import Plain
@@ -121,7 +121,7 @@ def shows(subject: Subject, kind: str) -> bool:
     """Tell whether the run that resumes at the first save leaves the unbroken one."""
     golden = subject.golden(kind=kind)
     records = resumption.records_of(resumption.resumed(subject, golden, SAVES[0]))
-    return len(records) != resumption.AFTER or bool(resumption.divergence(golden, records))
+    return len(records) != AFTER or bool(resumption.divergence(golden, records))
 
 
 @pytest.mark.parametrize("kind", sorted(SHOWN_BY.keys() - {DEFAULT_KIND}))
