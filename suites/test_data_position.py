@@ -15,7 +15,7 @@ from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES
 
 if TYPE_CHECKING:
-    from ckpt_conformance.subject.subject import AFTER, Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
 
 @check("CKC-RSUM-003")

@@ -19,7 +19,7 @@ from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES
 from ckpt_conformance.suites.controls.test_bit_exact_resume import OPTIMIZER_CAST
 
 if TYPE_CHECKING:
-    from ckpt_conformance.subject.subject import AFTER, Subject
+    from ckpt_conformance.subject.subject import Subject
 
 
 # -- the optimizer -------------------------------------------------------------------------------

@@ -44,7 +44,6 @@ SHOWN_BY = {
     "names": "M05-module",
     "counters": "G18-numbers",
     "nested": "G18-shared",
-    "double": "M01-alone",
     "bits": "K04-nan",
     "layouts": "O05-memory-order",
     "sizes": "M06-last-byte",
@@ -63,6 +62,7 @@ SHOWN_BY = {
 SHOWN_ELSEWHERE = {
     "values": "tests/suites/test_mutants.py: its check compares the dict itself",
     "scalars": "tests/suites/test_mutants.py: its check compares the dict itself, or it is refused",
+    "double": "tests/suites/test_mutants.py: its check compares the dict itself",
     "pairs": "tests/suites/test_mutants.py: its destination ties what was saved apart",
     "sparse": "tests/suites/test_mutants.py: it may be refused",
     "quantized": "tests/suites/test_mutants.py: it may be refused",
