@@ -180,15 +180,60 @@ EXPLANATIONS = {
 }
 
 
+OF_LINES = {
+    "leftover": Explanation(
+        "A name of work in progress (`*.tmp`, `tmp-*`, `*.old`, `*.bak`, ...): a save or a copy "
+        "that goes on, or that was killed.",
+        "No library loads it by itself.",
+        "Look whether a process still writes there (`lsof +D DIR`).",
+        "Remove it when nobody writes to it any more; fsck removes nothing.",
+    ),
+    "pointer": Explanation(
+        "The run's own pointer to its newest checkpoint (`latest`, "
+        "`latest_checkpointed_iteration.txt`) names nothing, what is not there, or another "
+        "checkpoint than the newest whole one.",
+        "A resume loads what the pointer names, and fails where that is not there.",
+        "`cat latest`, and `ls` beside it.",
+        "Give the step to resume from by its name, or write that into the pointer.",
+    ),
+    "not-finite": Explanation(
+        "A tensor has NaNs or infinities (`--nan`): the bytes are as they were written.",
+        "It loads; what is computed with it is NaN, too.",
+        "torch.isfinite(tensor).all() of the loaded state.",
+        "Look at the loss before that step; resume from a step before it.",
+    ),
+    "passed-over": Explanation(
+        "A file of no layout that fsck knows. It was looked at for code that a load may run, and "
+        "nothing else.",
+        "That depends on who loads it.",
+        "`file FILE`.",
+        "Nothing, if it is meant to be there.",
+    ),
+}
+"""What a line of a report is about that is no finding of a checkpoint."""
+
+_VERDICTS = {
+    "damaged": "Bytes, sizes or structure are not what was written.",
+    "incomplete": "Something that must be there is missing.",
+    "unsafe": "A file in it may run code where it is loaded.",
+    "unknown": "It could not be judged.",
+}
+
+
 def lines(topic: str) -> Iterator[str]:
-    """Yield the lines of one topic; raises RequestError for one that does not exist."""
-    known = [str(one) for one in Topic]
+    """Yield the lines of one topic, or of a word of a report; RequestError for another one."""
+    if topic in _VERDICTS:
+        yield topic
+        yield f"  {_VERDICTS[topic]} The finding says why; its topic is in the last lines of a"
+        yield f"  report and in --json. Topics: {', '.join(Topic)}"
+        return
+    known = [*map(str, Topic), *OF_LINES]
     if topic not in known:
         listed = ", ".join(known)
         raise RequestError(
             f"no finding is about {topic!r}; {nearest(topic, known)}topics: {listed}"
         )
-    told = EXPLANATIONS[Topic(topic)]
+    told = OF_LINES[topic] if topic in OF_LINES else EXPLANATIONS[Topic(topic)]
     heads = ("what it means", "what a load does", "how to check", "what to do")
     yield topic
     for head, text in zip(heads, told[: len(heads)], strict=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +12,8 @@ from fsck_runs import Finished
 from test_cli_fsck import cli
 
 from ckpt_conformance.fsck.judge.judge import judge
-from ckpt_conformance.fsck.source.findings import TOPICS, Kind, Topic
+from ckpt_conformance.fsck.source.findings import TOPICS, Kind, State, Topic
 from ckpt_conformance.report import explanations
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_every_topic_is_explained() -> None:
@@ -33,6 +32,28 @@ def test_it_needs_no_folder(topic: Topic) -> None:
     assert done.status == 0
     assert done.out.splitlines()[0] == topic
     assert "what to do" in done.out
+
+
+@pytest.mark.parametrize("word", ["leftover", "pointer", "not-finite", "passed-over"])
+def test_lines_that_are_no_findings_are_explained(word: str) -> None:
+    assert "what to do" in Finished("fsck", "--explain", word).out
+
+
+@pytest.mark.parametrize("state", [one for one in State if one is not State.WHOLE])
+def test_a_verdict_leads_to_the_topics(state: State) -> None:
+    done = Finished("fsck", "--explain", state)
+    assert done.status == 0
+    assert all(topic in done.out for topic in Topic)
+
+
+def test_every_topic_is_said_somewhere() -> None:
+    """A topic without a finding would be a page for nothing, a finding without one has none."""
+    package = Path(explanations.__file__).parents[1]
+    code = "".join(one.read_text() for one in (package / "fsck").rglob("*.py"))
+    said = {topic for topic in Topic if len(re.findall(rf"Topic\.{topic.name}\b", code)) > 0}
+    assert said == set(Topic)
+    schema = json.loads((package / "report" / "schemas" / "fsck.schema.json").read_text())
+    assert set(schema["$defs"]["finding"]["properties"]["topic"]["enum"]) == set(Topic)
 
 
 def test_an_unknown_topic_is_told_with_those_that_there_are() -> None:
