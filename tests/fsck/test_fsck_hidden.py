@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +17,6 @@ from ckpt_conformance.fsck.judge.gate import judge_newest
 from ckpt_conformance.fsck.judge.judge import Judged, judge
 from ckpt_conformance.fsck.source.findings import Kind, State, Topic
 from ckpt_conformance.fsck.source.source import DEEPEST
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class _Evil:
@@ -78,6 +78,36 @@ def test_a_run_deep_below_is_found_and_one_too_deep_told(tmp_path: Path) -> None
     assert (report.state, report.layout) == (State.UNKNOWN, "unknown")
     assert f"more than {DEEPEST} folders" in report.findings[0].what
     assert newest(tmp_path) == "step_7"
+
+
+def as_nobody(*words: str | Path) -> tuple[int, str]:
+    """Run the command line as a user who may read nothing that is not for all."""
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
+    command += ["-m", "ckpt_conformance", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="who is no root cannot become another user")
+@pytest.mark.parametrize(
+    ("folder", "is_step"), [("step_2", True), ("step_2/wandb", True), ("wandb", False)]
+)
+def test_a_folder_that_may_not_be_read_hides_no_other_step(
+    tmp_path: Path, folder: str, *, is_step: bool
+) -> None:
+    for path in (tmp_path, *tmp_path.parents[:3]):
+        if path.stat().st_uid == os.getuid() and path != Path("/tmp"):  # noqa: S108  as pytest's
+            path.chmod(0o755)
+    run_of(tmp_path)
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder).chmod(0)
+    status, out = as_nobody("fsck", tmp_path, "--json")
+    reports = {Path(one["path"]).name: one for one in json.loads(out)["checkpoints"]}
+    own = reports[folder.partition("/")[0]]
+    assert (status, own["state"], own["findings"][0]["topic"]) == (2, "unknown", "permission")
+    assert reports["step_1"]["state"] == "whole"
+    status, out = as_nobody("fsck", tmp_path, "--newest-whole")
+    assert (status, Path(out.strip()).name) == ((2, "") if is_step else (0, "step_2"))
 
 
 @pytest.mark.parametrize("name", ["optimizer.old", "optimizer.pt.bak", "old.tmp/optimizer.pt"])

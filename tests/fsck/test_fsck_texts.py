@@ -106,7 +106,14 @@ def test_what_pyyaml_resolves_is_what_is_seen() -> None:
         assert {str(name) for name in asked_by(whole.encode()).names} == own
 
 
-@pytest.mark.parametrize("name", ["vocab.json", "config.json", "notes.txt", "README.md", "a.yaml"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vocab.json", "config.json", "notes.txt", "README.md", "a.yaml", "w.safetensors"),
+        *("model.safetensors.index.json", "_CHECKPOINT_METADATA", ".snapshot_metadata"),
+        *("trainer_state.json", "ckpt_contents.json", "meta.json", "w.h5", "w.gguf", "w.onnx"),
+    ],
+)
 def test_a_pickle_under_the_name_of_a_text_is_unsafe(step: Path, name: str) -> None:
     (step / name).write_bytes(pickle.dumps(_Evil()))
     assert only(judge(step)).state is State.UNSAFE

@@ -38,7 +38,7 @@ from ckpt_conformance.fsck.layouts import layouts
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.source import exactly
-from ckpt_conformance.fsck.source.untrusted import MOST_JSON, is_dict, parse_any_json
+from ckpt_conformance.fsck.source.untrusted import MOST_JSON, is_dict, is_json_lines, parse_any_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -212,7 +212,8 @@ def _index(content: Content, base: str, name: str, top: str) -> Iterator[str]:
 
 def _json(content: Content, name: str, top: str) -> Iterator[str]:
     """Read a JSON file as values."""
-    value = parse_any_json(content.folder.read(name, MOST_JSON))
+    data = content.folder.read(name, MOST_JSON)
+    value = None if is_json_lines(data) else parse_any_json(data)
     if not is_dict(value):
         return  # compared by its bytes
     for key, leaf in leaves.of_tree(value, {}, top):

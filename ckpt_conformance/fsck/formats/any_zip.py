@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import math
 import re
 import struct
@@ -11,6 +12,7 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.formats import pickles
+from ckpt_conformance.fsck.formats.foreign import HDF5, read_hdf5
 from ckpt_conformance.fsck.formats.zarr import item_size
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
@@ -105,6 +107,8 @@ def _problem(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
         expected = array_size(head) if head.startswith(ARRAY) else None
         if head.startswith(ARRAY) and got <= MOST_HEADER:
             check_objects(head)
+        if head.startswith(HDF5):
+            read_hdf5(io.BytesIO(head), got)
     except Malformed as error:
         return str(error)
     if expected is not None and expected != got:

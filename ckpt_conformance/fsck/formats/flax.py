@@ -5,8 +5,10 @@ flax puts an array into an extension of msgpack: again msgpack, of its shape, it
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
 from ckpt_conformance.fsck.formats.foreign import Fields
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 from ckpt_conformance.fsck.source.untrusted import clip, count, is_list
@@ -24,6 +26,10 @@ _EXTENSIONS = {0xC7: ">B", 0xC8: ">H", 0xC9: ">I"}
 _FIXED = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # extensions of flax
 _MOST_LEVELS = 200
+_ITEMS = dict.fromkeys(("int2", "int4", "uint2", "uint4"), 1) | {"float128": 16, "complex256": 32}
+_ITEMS |= dict.fromkeys(("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float4_e2m1fn"), 1)
+_ITEMS |= {"float6_e2m3fn": 1, "float6_e3m2fn": 1}
+"""Bytes of an element of dtypes that torch does not have; those of ml_dtypes fill a byte."""
 
 
 class Array(NamedTuple):
@@ -33,6 +39,27 @@ class Array(NamedTuple):
     shape: tuple[int, ...]
     start: int
     length: int
+
+
+class Mismatch(Malformed):
+    """An array whose bytes are not as many as its dtype and shape say."""
+
+
+class UnknownDtype(TooLarge):
+    """An array of a dtype that is not known here."""
+
+
+def check_arrays(file: Readable, size: int) -> None:
+    """Hold each array against its dtype and shape: Mismatch, UnknownDtype.
+
+    Of msgpack that flax did not write nothing is said.
+    """
+    try:
+        read(file, size)
+    except (Mismatch, UnknownDtype):
+        raise
+    except Malformed:
+        return
 
 
 def read(file: Readable, size: int) -> object:
@@ -125,6 +152,18 @@ def _array(fields: Fields, level: int) -> Array:
     if sign not in _BINARIES:
         raise Malformed("the bytes of an array are no bytes", fields.at)
     length = fields.number(_BINARIES[sign])
-    start = fields.at
+    array = Array(dtype, tuple(count(one, "a size") for one in shape), fields.at, length)
     fields.skip(length)
-    return Array(dtype, tuple(count(one, "a size") for one in shape), start, length)
+    _check(array)
+    return array
+
+
+def _check(array: Array) -> None:
+    """Hold the bytes of an array against its dtype and shape; TooLarge for no known dtype."""
+    item = ITEM_SIZE.get(array.dtype) or _ITEMS.get(array.dtype)
+    if item is None:
+        raise UnknownDtype(f"an array of {clip(array.dtype)}, a dtype that is not known here")
+    if array.length != math.prod(array.shape) * item:
+        asked = f"its dtype and shape ask for {math.prod(array.shape) * item}"
+        what = f"an array has {array.length} bytes, and {asked}"
+        raise Mismatch(what, array.start, array.start + array.length)

@@ -208,8 +208,8 @@ def _checked(name: str, entry: object, begin: int) -> Stored:
     if not is_dict(entry):
         raise Malformed(f"{clip(name)} is no object")
     shape, offsets, dtype = entry.get("shape"), entry.get("data_offsets"), entry.get("dtype")
-    if set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise Malformed(f"{clip(name)} has other fields than dtype, shape and data_offsets")
+    if not {"dtype", "shape", "data_offsets"} <= set(entry):  # the library ignores any other
+        raise Malformed(f"{clip(name)} lacks one of dtype, shape and data_offsets")
     if not is_list(shape) or not is_list(offsets):
         raise Malformed(f"{clip(name)}: shape or data_offsets is no list")
     sizes = tuple(count(size, f"a dimension of {clip(name)}") for size in shape)

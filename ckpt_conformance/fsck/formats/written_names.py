@@ -35,7 +35,8 @@ _BITS = (
 )
 _OF_CLASSES = " ".join(f"{one}Storage {one}Tensor" for one in _TYPES)
 _PLAIN = (
-    "set frozenset complex bytearray bytes int float bool str list dict tuple slice range object"
+    "set frozenset complex bytearray bytes int float bool str list dict tuple slice range xrange "
+    "object Ellipsis NotImplemented"
 )
 _ARRAYS, _FRAMES = "_reconstruct scalar", "_frombuffer"
 _PLACEMENTS = "Shard Replicate Partial _Partial _StridedShard"
@@ -219,6 +220,7 @@ _MAKERS = {
     "random": "Random",
     "torch": "Generator",
     "torch._C": "Generator",
+    "torch.nn.parameter": "UninitializedParameter UninitializedBuffer",
     "numpy": "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64",
     "numpy.random._pickle": "__generator_ctor __bit_generator_ctor __randomstate_ctor",
     "numpy.random.mtrand": "RandomState",

@@ -15,7 +15,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.findings import Malformed, NotRead
 from ckpt_conformance.fsck.source.source import exactly
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ _SMALL, _LARGE = struct.Struct("<IIII"), struct.Struct("<IIQQ")  # data descript
 _IS_END, _IS_LOCATOR, _IS_END64 = 0x06054B50, 0x07064B50, 0x06064B50
 _IS_CENTRAL, _IS_LOCAL, _IS_DESCRIPTOR = 0x02014B50, 0x04034B50, 0x08074B50
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_ANEW = (
+    "another program has packed the archive anew: torch loads it, and what is in it was not "
+    "checked: unpack it, and pack it without compression (zip -0)"
+)
 _WRITER = (0x031E, 0x002D)  # what torch's zip library calls itself there
 _HAS_DESCRIPTOR = 1 << 3
 _REFUSED = 0x61  # encrypted, in either way, or a patch: the library of torch refuses these
@@ -159,6 +163,8 @@ def _entries(data: bytes, count: int, place: int) -> Iterator[_Listed]:
         packed, size, where = _sizes64(extra, (fields[8], fields[9], fields[16]), here)
         deflated = fields[4] == zlib.DEFLATED and name.split(b"/")[1:2] == [b"code"]
         stored = packed == size and not fields[4]
+        if fields[4] == zlib.DEFLATED and packed != size and not deflated and not fields[13]:
+            raise NotRead(_ANEW, *here)
         if not (stored or (deflated and size <= _MOST_CODE)) or fields[3] & _REFUSED or fields[13]:
             raise Malformed("a record of the zip archive is packed: torch packs none", *here)
         same = (fields[1], *fields[14:16])  # the same in all: the writer and the attributes

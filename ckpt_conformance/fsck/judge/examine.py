@@ -105,7 +105,13 @@ def examine(
 
     def judge_part(part: Part) -> tuple[Report, list[Work]]:
         own = Report(candidate.path, candidate.layout, candidate.step)
-        return own, _part(Context(folder, own, sizes), candidate, part)
+        context, name = Context(folder, own, sizes), part.base + part.name
+        works = _part(context, candidate, part)
+        if part.form in _TEXTS and any(
+            one.file == name and one.kind is Kind.DAMAGED for one in own.findings
+        ):
+            looks.look(context, name)  # a pickle under the name of something else
+        return own, works
 
     works: list[Work] = []
     for own, more in in_threads(judge_part, candidate.parts, _AT_ONCE):
@@ -122,6 +128,9 @@ def examine(
     return report, works
 
 
+_TEXTS = (Format.SAFETENSORS, Format.INDEX, Format.JSON, Format.ORBAX, Format.SNAPSHOT)
+"""Formats in which no code is looked for, since none can be in what is read so."""
+
 _OF_ONE_FILE = {
     Format.SAFETENSORS: parts.safetensors_part,
     Format.JSON: parts.json_part,
@@ -131,6 +140,7 @@ _OF_ONE_FILE = {
     Format.OTHER: looks.other_part,
     Format.LEFTOVER: looks.leftover_part,
     Format.DEEP: looks.deep_part,
+    Format.DENIED: looks.denied_part,
 }
 """What judges a file that leaves no work."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.code import exported
-from ckpt_conformance.fsck.formats import any_zip, foreign, gguf
+from ckpt_conformance.fsck.formats import any_zip, flax, foreign, gguf
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.judge.looks import look
 from ckpt_conformance.fsck.layouts.layouts import Format
@@ -22,12 +23,19 @@ from ckpt_conformance.fsck.source.untrusted import clip, plain
 
 if TYPE_CHECKING:
     from ckpt_conformance.fsck.judge.context import Context
-    from ckpt_conformance.fsck.source.source import Folder
+    from ckpt_conformance.fsck.source.source import Folder, Readable
+
+
+def _flax(file: Readable, size: int) -> foreign.Structure:
+    structure = foreign.read_msgpack(file, size)
+    flax.check_arrays(file, size)
+    return replace(structure, judged=f"{structure.judged}, those of arrays by dtype and shape")
+
 
 _READERS = {
     Format.GGUF: gguf.judge,
     Format.HDF5: foreign.read_hdf5,
-    Format.FLAX: foreign.read_msgpack,
+    Format.FLAX: _flax,
     Format.ONNX: foreign.read_onnx,
 }
 _ZIPS = {

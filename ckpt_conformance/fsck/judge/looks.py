@@ -94,6 +94,12 @@ def deep_part(context: Context, name: str) -> None:
     context.report.say(Kind.UNKNOWN, name, what, topic=Topic.TOO_LARGE)
 
 
+def denied_part(context: Context, name: str) -> None:
+    """Report a folder that may not be read: nobody knows what is in it."""
+    what = "this folder is not readable by this user: run as one who may"
+    context.report.say(Kind.UNKNOWN, name, what, topic=Topic.PERMISSION)
+
+
 def empty_part(context: Context, base: str, names: Collection[str]) -> list[Work]:
     """Report a step in which no file holds a state; `names` are all files of it."""
     strange = [name for name in names if not is_text(name)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import manifest_v2
@@ -21,7 +22,7 @@ from ckpt_conformance.fsck.source.source import EntryKind
 from ckpt_conformance.fsck.source.untrusted import clip, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ckpt_conformance.fsck.formats.manifest_v2 import Content, Manifest
     from ckpt_conformance.fsck.judge.context import Context
@@ -83,6 +84,7 @@ class _Role:
 def judge_megatron(context: Context, candidate: Candidate) -> None:
     """Judge what a checkpoint of verl should hold; nothing for any other."""
     if candidate.layout not in (V2, PRE_V2):
+        _of_megatron(context, candidate)
         return
     v2, old = megatron_bases(candidate.files)
     for base in sorted(v2 | old):
@@ -98,6 +100,29 @@ def judge_megatron(context: Context, candidate: Candidate) -> None:
             _without_manifest(role)
         for folder in sorted(_dist_folders(names)):
             _dist(role, folder)
+
+
+def _of_megatron(context: Context, candidate: Candidate) -> None:
+    """Ask for what Megatron-LM itself writes into a step: `iter_0000010`, without any role."""
+    for base in sorted({name.rpartition("/")[0] for name in candidate.files if _ends_so(name)}):
+        own = PurePosixPath(base).name or candidate.root.resolve().name
+        head = f"{base}/" if base else ""
+        files = {one.removeprefix(head) for one in candidate.files if one.startswith(head)}
+        facts = context.report.facts.get(f"{head}{_CONFIG}", NO_FACTS).values
+        is_said = isinstance(facts.get("sharded_backend"), str)
+        is_named = _ITERATION.fullmatch(own) and {".metadata", _COMMON} <= files
+        role = _Role(context, head, frozenset(files))
+        for name, why in _demanded(facts) if is_said or is_named else ():
+            if name not in files:
+                role.say(Kind.MISSING, name, why)
+
+
+_CONFIG, _COMMON = "metadata.json", "common.pt"
+_ITERATION = re.compile(r"iter_\d{7}")
+
+
+def _ends_so(name: str) -> bool:
+    return name.rpartition("/")[2] in (_CONFIG, _COMMON)
 
 
 def _dist_folders(names: Iterable[str]) -> set[str]:
@@ -240,7 +265,7 @@ def _lacking(names: set[str]) -> str:
 
 def _dist(role: _Role, folder: str) -> None:
     """Ask for what a folder of `dist_checkpointing` always has."""
-    for name, why in _demanded(role, folder):
+    for name, why in _demanded(role.facts(f"{folder}/metadata.json")):
         if name not in role.below(folder):
             role.say(Kind.MISSING, f"{folder}/{name}", why)
     config = f"{folder}/metadata.json"
@@ -249,9 +274,8 @@ def _dist(role: _Role, folder: str) -> None:
         role.say(Kind.DAMAGED, config, "it does not say the format of the shards")
 
 
-def _demanded(role: _Role, folder: str) -> Iterator[tuple[str, str]]:
+def _demanded(facts: Mapping[str, Plain | None]) -> Iterator[tuple[str, str]]:
     """Yield the files that the formats demand which `metadata.json` names, each with why."""
-    facts = role.facts(f"{folder}/metadata.json")
     yield "metadata.json", "it is written last: the save did not end; Megatron refuses the folder"
     if facts.get("sharded_backend", "torch_dist") == "torch_dist":
         yield ".metadata", "it says where each tensor lies: no shard of this folder can be read"

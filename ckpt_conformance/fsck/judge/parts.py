@@ -15,7 +15,7 @@ from ckpt_conformance.fsck.formats import (
     safetensors_file,
     torch_file,
 )
-from ckpt_conformance.fsck.judge.looks import look, no_archive
+from ckpt_conformance.fsck.judge.looks import no_archive
 from ckpt_conformance.fsck.judge.roles import held
 from ckpt_conformance.fsck.source.findings import (
     Facts,
@@ -33,6 +33,7 @@ from ckpt_conformance.fsck.source.untrusted import (
     MOST_JSON,
     clip,
     is_dict,
+    is_json_lines,
     object_or_empty,
     parse_any_json,
 )
@@ -141,11 +142,14 @@ def _header(context: Context, name: str) -> list[safetensors_file.Stored]:
 
 def json_part(context: Context, name: str) -> None:
     """Judge a JSON file of any library: it is text, and it is JSON."""
+    data = b""
     try:
-        value = parse_any_json(context.folder.read(name, MOST_JSON))
+        data = context.folder.read(name, MOST_JSON)
+        value = parse_any_json(data)
     except (OSError, Malformed) as error:
+        if is_json_lines(data):
+            return
         context.refuse(name, error)
-        look(context, name)
         return
     context.report.facts |= facts_of(name, value)
 

@@ -73,6 +73,7 @@ _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 _TEXT = {".md", ".txt", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"}
 _DATA = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+_BESIDE = "._"  # what macOS keeps beside a file on a disk that has no place for it
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".pdf", ".mp4", ".wav", ".flac")
 _BEGIN = re.compile(r"(?:(?:adapter|generation)_)?config\.json")  # `save_pretrained` begins so
 _SIGNATURES = (_DCP_MANIFEST, manifest_v2.MANIFEST)
@@ -103,6 +104,7 @@ class Format(StrEnum):
     OTHER = "other"  # a file of no layout: it is looked at for code, and passed over
     LEFTOVER = "leftover"  # a file of work in progress: it is looked at for code, and told
     DEEP = "deep"  # a folder that is too deep to be looked into
+    DENIED = "denied"  # a folder that this user may not read
     EMPTY = "empty"  # a step in which no file holds a state
 
 
@@ -128,11 +130,12 @@ _NO_DATA = (
     Format.OTHER,
     Format.LEFTOVER,
     Format.DEEP,
+    Format.DENIED,
     Format.EMPTY,
 )
 
 
-_NO_STATE = (Format.JSON, Format.OTHER, Format.LEFTOVER, Format.DEEP)
+_NO_STATE = (Format.JSON, Format.OTHER, Format.LEFTOVER, Format.DEEP, Format.DENIED)
 """What makes no checkpoint of a folder, unless it runs code."""
 
 
@@ -217,9 +220,11 @@ def format_of(folder: Folder, name: str, *, by_library: bool = False) -> Format 
 
     `by_library` says that a library wrote the folder: names that are common words are its own.
     """
+    last = name.rpartition("/")[2]
+    if last.startswith(_BESIDE):
+        return None
     if _ends(name, ".safetensors"):
         return Format.SAFETENSORS
-    last = name.rpartition("/")[2]
     if _ends(name, *_TORCH) or written.is_torch(last, by_library=by_library):
         return Format.TORCH
     if form := _foreign_by_name(last):
@@ -271,12 +276,20 @@ def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> boo
 
 def _below(folder: Folder, base: str, name: str) -> Iterator[str]:
     """Yield the names in a folder inside of another, relative to that one."""
-    return (f"{name}/{one}" for one in folder.listing(base + name))
+    return (f"{name}/{one}" for one in _listed(folder, base + name))
+
+
+def _listed(folder: Folder, name: str) -> Collection[str]:
+    """Return the names in a folder; none of one that this user may not read, which is told."""
+    try:
+        return folder.listing(name)
+    except PermissionError:
+        return ()
 
 
 def _holds_items(folder: Folder, base: str, inner: Iterable[str]) -> bool:
     """Return whether items of Orbax are in a folder: older releases wrote nothing beside them."""
-    return any(orbax.TREE in folder.listing(base + name) for name in inner)
+    return any(orbax.TREE in _listed(folder, base + name) for name in inner)
 
 
 def hides_a_step(folder: Folder, base: str, name: str) -> bool:
@@ -312,7 +325,7 @@ def _is_split(folder: Folder, base: str, inner: list[str]) -> bool:
     """Return whether a folder is one of verl's, without a manifest, by the folders in it."""
     parts = [name for name in inner if name in written.SPLIT]
     return written.FOLDER in inner or any(
-        written.FOLDER in folder.listing(base + name) for name in parts
+        written.FOLDER in _listed(folder, base + name) for name in parts
     )
 
 
@@ -341,6 +354,8 @@ def head_of_step(name: str) -> str | None:
 
 def is_data(name: str) -> bool:
     """Return whether a file of a checkpoint's folder is certainly judged, by its name."""
+    if name.rpartition("/")[2].startswith(_BESIDE):
+        return False
     is_by_name = _ends(name, *_BY_NAME, ".metadata", ".distcp")
     is_foreign = _foreign_by_name(name) is not None
     return is_by_name or is_foreign or form_by_name(name) is not None or _is_torch(name)
@@ -376,11 +391,16 @@ def _is_model(name: str) -> bool:
 
 def may_be_loose(name: str) -> bool:
     """Return whether a file of a run's folder may be a checkpoint, or a part of one."""
-    return is_loose(name) or _ends(name, *_MAYBE_TORCH)
+    return not name.startswith(_BESIDE) and (is_loose(name) or _ends(name, *_MAYBE_TORCH))
 
 
 def _is_torch(name: str) -> bool:
     return written.is_torch(name.rpartition("/")[2], by_library=False)
+
+
+def is_file(kind: EntryKind) -> bool:
+    """Return whether something stands under a name that is no folder."""
+    return kind not in (EntryKind.FOLDER, EntryKind.DENIED)
 
 
 def take_folder(folder: Folder, base: str, overview: Overview, depth: int = DEEPEST) -> None:
@@ -395,8 +415,9 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = DEEP
             overview.leftovers.append(base + name)
             if kind is EntryKind.FILE:
                 candidate.parts.append(Part(Format.LEFTOVER, "", name))
-        elif is_deepest:
-            candidate.parts.append(Part(Format.DEEP, "", name))
+        elif is_deepest or kind is EntryKind.DENIED:
+            form = Format.DEEP if is_deepest else Format.DENIED
+            candidate.parts.append(Part(form, "", name))
         elif kind is not EntryKind.FOLDER:
             if kind is EntryKind.LINK and (why := inner.link_problem(name)):
                 overview.links[base + name] = why
@@ -473,7 +494,7 @@ def take_uncommitted(folder: Folder, base: str, form: Format, overview: Overview
     parts = [Part(form, "", SIGNS.get(form, ""))]
     layout = str(form) if form in SIGNS else "unknown"
     candidate = Candidate(root, root, layout, step_of(root.resolve().name), parts)
-    candidate.files = [name for name, kind in inner.walk() if kind is not EntryKind.FOLDER]
+    candidate.files = [name for name, kind in inner.walk() if is_file(kind)]
     overview.candidates.append(candidate)
 
 
@@ -481,7 +502,7 @@ def _is_judged(folder: Folder, parts: Sequence[Part]) -> bool:
     """Return whether parts are a checkpoint: one of them has a format, or runs code."""
     if any(not (part.form in _NO_STATE or _is_no_model(part)) for part in parts):
         return True
-    files = [part for part in parts if part.form is not Format.DEEP]
+    files = [part for part in parts if part.form not in (Format.DEEP, Format.DENIED)]
     return any(in_threads(lambda part: _runs_code(folder, part.base + part.name), files))
 
 
@@ -516,7 +537,7 @@ def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> 
             yield Part(form, base, name)
         elif by_library and name.endswith(_MAYBE_TORCH):
             yield Part(Format.UNKNOWN_NAME, base, name)
-        elif name.endswith(".json"):
+        elif name.endswith(".json") and not name.startswith(_BESIDE):
             yield Part(Format.JSON, base, name)
         elif is_dcp:
             yield Part(Format.UNREFERENCED, base, name)

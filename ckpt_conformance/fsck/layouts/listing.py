@@ -45,6 +45,7 @@ class Sort(StrEnum):
     FILE = "file"  # the file that the user named
     UNCOMMITTED = "uncommitted"  # a folder among steps, in which nothing was saved
     DEEP = "deep"  # a folder of a run that is too deep to be looked into
+    DENIED = "denied"  # a folder of a run that this user may not read
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,16 @@ class Listing:
 
     def _look(self, base: str, level: int) -> Iterator[Found]:
         """Look into one folder of a run, or take it as a checkpoint."""
-        looked = self._while_there(base, lambda: self._first_look(base))
+        try:
+            looked = self._while_there(base, lambda: self._first_look(base))
+        except PermissionError:
+            if not base:
+                raise
+            above, _, name = base.rstrip("/").rpartition("/")
+            step = layouts.step_of(name) if layouts.OF_A_STEP.match(name) else None
+            denied = Found(Sort.DENIED, f"{above}/" if above else "", (name,), step)
+            yield from self._take(denied)
+            return
         if looked is None:
             return
         entries, links, inner, is_one = looked
@@ -295,7 +305,7 @@ class Listing:
         for name, kind in inner.walk(depth):
             if layouts.is_below_leftover(name):
                 self.leftovers.append(base + name)
-            elif kind is not EntryKind.FOLDER:
+            elif layouts.is_file(kind):
                 is_sure = is_sure or layouts.is_data(name)
                 may_be = may_be or layouts.may_be_data(name)
                 names.append(name)
@@ -381,7 +391,7 @@ class Listing:
 def files_below(folder: Folder, depth: int) -> Iterator[str]:
     """Yield the files of a checkpoint's folder, less work in progress."""
     for name, kind in folder.walk(depth):
-        if kind is not EntryKind.FOLDER and not layouts.is_below_leftover(name):
+        if layouts.is_file(kind) and not layouts.is_below_leftover(name):
             yield name
 
 
@@ -419,10 +429,10 @@ def resolved(folder: Folder, found: Found) -> Overview:
             (name,) = found.names
             part = Part(Format.LINK, "", name)
             overview.candidates.append(Candidate(root / name, root, "link", found.step, [part]))
-        case Sort.DEEP:
+        case Sort.DEEP | Sort.DENIED:
             (name,) = found.names
-            part = Part(Format.DEEP, "", name)
-            overview.candidates.append(Candidate(root / name, root, "unknown", None, [part]))
+            part = Part(Format(found.sort), "", name)
+            overview.candidates.append(Candidate(root / name, root, "unknown", found.step, [part]))
         case Sort.FILE:
             return layouts.find_file(root / found.names[0])
     return overview

@@ -51,6 +51,7 @@ class EntryKind(StrEnum):
     FOLDER = "folder"
     OTHER = "other"
     UNREAD = "unread"  # the store does not say
+    DENIED = "denied"  # a folder that this user may not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +209,21 @@ class Folder(ABC):
     def walk(self, depth: int = DEEPEST) -> Iterator[tuple[str, EntryKind]]:
         """List everything below the folder with its kind; links are not followed.
 
-        Folders of the last level are listed, and not looked into.
+        Folders of the last level are listed, and not looked into. One that this user may not read
+        comes twice, as `DENIED` the second time.
         """
         pending = [("", depth)]
         seen = 0
         while pending:
             base, left = pending.pop()
-            for name, kind in self.listing(base).items():
+            try:
+                names = self.listing(base)
+            except PermissionError:
+                if not base:
+                    raise
+                yield base, EntryKind.DENIED
+                continue
+            for name, kind in names.items():
                 inner = f"{base}/{name}" if base else name
                 seen += 1
                 if seen > _MOST_FILES:

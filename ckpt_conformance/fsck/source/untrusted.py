@@ -136,6 +136,15 @@ def parse_any_json(data: bytes) -> object:
         raise Malformed(f"no JSON: {str(error)[:200]}") from None
 
 
+def is_json_lines(data: bytes) -> bool:
+    """Return whether bytes are several JSON objects, each in a line of its own, as logs are."""
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    try:
+        return len(lines) > 1 and all(is_dict(parse_any_json(line)) for line in lines)
+    except Malformed:
+        return False
+
+
 def _no_duplicates(pairs: list[tuple[str, object]]) -> Json:
     values = dict(pairs)
     if len(values) != len(pairs):
