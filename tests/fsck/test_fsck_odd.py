@@ -195,6 +195,7 @@ OBJECTS: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch: prototypes
 @pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS.keys())
 def test_unusual_tensors_are_whole(step: Path, make: Callable[[], object]) -> None:
     torch.save({"w": make()}, step / "model.pt")

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from ckpt_conformance.fsck.code import yaml_tags
 from ckpt_conformance.fsck.code.yaml_tags import asked_by
 from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, Report, State
@@ -104,6 +105,13 @@ def test_what_pyyaml_resolves_is_what_is_seen() -> None:
                 pending += node.value
         own = {tag.rpartition(":")[2] for tag in tags if "python/" in tag}
         assert {str(name) for name in asked_by(whole.encode()).names} == own
+
+
+def test_a_tag_far_behind_in_a_large_text_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_tags, "_PIECE", 100)
+    head = b"%TAG !p! tag:yaml.org,2002:python/\n---\na: [!x 1" + b", !x 1" * 5000 + b"]\n"
+    assert asked_by(head).names == set()
+    assert asked_by(head + b"b: !p!name:os.system\n").names == {("os", "system")}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ckpt_conformance.fsck.formats.pickles import Asked, Name
+from ckpt_conformance.fsck.source import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 ENDINGS = (".yaml", ".yml")
 MOST = 64 << 20
 """Bytes of a text that are searched."""
+_PIECE = 1 << 20
 
 _STANDARD = "tag:yaml.org,2002:"
 _OF_PYTHON = re.compile(rf"{_STANDARD}python/(object/apply|object/new|object|name|module):(.+)")
@@ -30,23 +32,43 @@ _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 def asked_by(data: bytes) -> Asked:
     """Return what the tags in the bytes of a YAML file ask for."""
-    asked = Asked()
-    for tag in _tags(data.decode("utf-16" if data.startswith(_WIDE) else "utf-8", "replace")):
-        match = _OF_PYTHON.fullmatch(tag)
-        if match is None:
-            continue
-        module, _, last = match[2].rpartition(".")
-        name = Name(module or "builtins", last)
-        asked.names.add(name)
-        if match[1] in _CALLS:
-            asked.called.add(name)
-        elif match[1] in _HANDS:
-            asked.handed.add(name)
+    asked, handles = Asked(), {"!!": _STANDARD, "!": "!"}
+    for piece in _pieces(data):
+        for tag in _tags(piece, handles):
+            _take(tag, asked)
     return asked
 
 
-def _tags(text: str) -> Iterator[str]:
-    """Yield the tags of a text in full."""
-    handles = {"!!": _STANDARD, "!": "!"} | dict(_HANDLE.findall(text))
-    for whole, handle, end in _TAG.findall(text):
+def _pieces(data: bytes) -> Iterator[str]:
+    """Yield the text in pieces of whole lines: a tag has no end of a line in it."""
+    if data.startswith(_WIDE):
+        yield data.decode("utf-16", "replace")
+        return
+    at = 0
+    while at < len(data):
+        end = data.find(b"\n", at + _PIECE) + 1 or len(data)
+        yield data[at:end].decode("utf-8", "replace")
+        at = end
+
+
+def _tags(text: str, handles: dict[str, str]) -> Iterator[str]:
+    """Yield the tags of a piece in full; `handles` are those that stood before it, too."""
+    clock.check_latest()
+    handles |= dict(_HANDLE.findall(text))
+    for match in _TAG.finditer(text):
+        whole, handle, end = match.groups()
         yield unquote(whole or handles.get(handle, handle) + end)
+
+
+def _take(tag: str, asked: Asked) -> None:
+    """Note what a tag asks for."""
+    match = _OF_PYTHON.fullmatch(tag)
+    if match is None:
+        return
+    module, _, last = match[2].rpartition(".")
+    name = Name(module or "builtins", last)
+    asked.names.add(name)
+    if match[1] in _CALLS:
+        asked.called.add(name)
+    elif match[1] in _HANDS:
+        asked.handed.add(name)
