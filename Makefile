@@ -116,15 +116,33 @@ certify-third-party: $(THIRD)/.stamp ## certify accelerate and lightning, in an 
 
 # One thread each: the processes are the parallelism. loadgroup keeps what shares a fixture together.
 # Hundreds of interpreters start in a run: their bytecode is kept in .cache, also where the environment
-# says that none is kept beside the sources.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode \
+# says that none is kept beside the sources. There Python no longer sees what pip has compiled, so that
+# is linked in first: else each of the first interpreters compiles torch again.
+BYTECODE := $(CURDIR)/.cache/bytecode
+define LINK_BYTECODE
+import contextlib, os, pathlib, sys, sysconfig
+for root in {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")}:
+    for made in pathlib.Path(root).rglob("__pycache__/*.pyc"):
+        kept = pathlib.Path(sys.argv[1]) / made.parent.parent.relative_to("/") / made.name
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # there already, or on another file system
+            os.link(made, kept)
+endef
+export LINK_BYTECODE
+
+$(BYTECODE)/.stamp: $(VENV)/.stamp-dev
+	@mkdir -p $(@D)
+	@$(BIN)/python -c "$$LINK_BYTECODE" $(@D)
+	@touch $@
+
+PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(BYTECODE) \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 .PHONY: validate-models test test-all soak nightly mutants fuzz-fsck bench
-test: $(VENV)/.stamp-dev ## the project's own tests (11 to 16 minutes on 2 cores)
+test: $(BYTECODE)/.stamp ## the project's own tests (11 to 16 minutes on 2 cores)
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
-test-all: $(VENV)/.stamp-dev ## every test, the whole kill matrix, lint, types, wheel, python -O, two releases of torch
+test-all: $(BYTECODE)/.stamp ## every test, the whole kill matrix, lint, types, wheel, python -O, two releases of torch
 	$(BIN)/tox run -e lint,types,build,optimized
 	$(BIN)/tox run -e matrix -- 2.7 2.15
 	$(BIN)/ckpt-conformance mutants --cache $(CACHE)
