@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from browser import CHROMIUM, Browser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from rank_worlds import Worlds
 
+    from ckpt_conformance.contract import registry
     from ckpt_conformance.harness.client import Server
     from ckpt_conformance.subject.subject import Subject
 
@@ -106,6 +107,24 @@ def new_subject(
             return subject.Subject(info, own, tmp_path_factory.mktemp("subject"), **given)
 
         yield make
+
+
+@pytest.fixture
+def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Let a command that runs in this process use the server of all tests, not start its own."""
+    from ckpt_conformance.contract.registry import check_name
+    from ckpt_conformance.harness import facts
+
+    @contextmanager
+    def serve(
+        names: Sequence[str], described: Sequence[str], *_: str, **__: bool
+    ) -> Iterator[tuple[str, dict[str, registry.AdapterInfo]]]:
+        for name in names:
+            check_name(name)
+        yield server.socket, facts.describe(server, names, described)
+
+    monkeypatch.setattr(facts, "serve", serve)
+    return server
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from ckpt_conformance.harness.client import Server
+
 LOADS = "mutant:E01"  # overrides what a load does
 RANKS = "mutant:I02"  # of several ranks
 CONSTANT = "mutant:C05"  # has a constant of its own
@@ -53,12 +55,14 @@ def test_workers_record_what_one_process_records() -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_pair_that_is_not_reached_has_the_outcome_of_a_real_run(tmp_path: Path) -> None:
+def test_a_pair_that_is_not_reached_has_the_outcome_of_a_real_run(
+    tmp_path: Path, server: Server
+) -> None:
     cache = Cache.open(tmp_path / "cache")
     asked = items(LOADS, CONSTANT)
     known = recorder(cache).outcomes(asked)
     assert {name.split("::")[0] for name in known} == {f"{LOADS} test_retention"}
-    ran = session.run_session(SessionOptions((LOADS,), only=IDS[:1]))
+    ran = session.run_session(SessionOptions((LOADS,), only=IDS[:1], server=server.socket))
     for outcome in ran:
         same = known[f"{outcome.adapter} {outcome.check}"]
         assert (same.verdict, same.reason) == (outcome.verdict, outcome.reason)
@@ -106,7 +110,7 @@ def test_a_function_that_is_entered_once_is_reached(monkeypatch: pytest.MonkeyPa
     assert recorder().outcomes(items(LOADS)) == {}
 
 
-@pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("few", "served")
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_a_session_says_which_pairs_did_not_run(
     is_whole: bool,  # noqa: FBT001

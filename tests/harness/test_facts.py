@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ckpt_conformance.contract import registry
-from ckpt_conformance.harness import facts
+from ckpt_conformance.harness import client, facts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.xdist_group("facts")  # they share the server below
 
 SILENT = """
 class Made:
@@ -41,17 +45,39 @@ def test_facts_are_read_in_a_life() -> None:
     assert infos == {"torch-save-inplace": registry.describe("torch-save-inplace")}
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server as `facts.describe` sees it, with the refusals of some adapters only."""
+
+    socket: str
+    folder: Path
+    refused: dict[str, registry.Refusal]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[client.Server]:
+    """Serve all that cannot be made: each was tried in a process of its own."""
+    folder = tmp_path_factory.mktemp("modules")
+    for name, (source, _) in MODULES.items():
+        (folder / f"{name}.py").write_text(source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        with client.Server(tuple(map(made_of, MODULES))) as server:
+            yield server
+
+
+def made_of(name: str) -> str:
+    return f"{name}:{'Made' if name == 'silent' else 'make'}"
+
+
 @pytest.mark.parametrize("name", MODULES)
-def test_an_adapter_that_cannot_be_made_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, told = MODULES[name]
-    (tmp_path / f"{name}.py").write_text(source)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = f"{name}:{'Made' if name == 'silent' else 'make'}"
-    with pytest.raises(registry.AdapterError) as refused, facts.serve((made,), (made,)):
-        pass
-    assert told in str(refused.value)
+def test_an_adapter_that_cannot_be_made_is_refused(name: str, served: client.Server) -> None:
+    made = (made_of(name),)
+    refusals = {one: said for one, said in served.refused.items() if one in made}
+    mine: Any = Served(served.socket, served.folder, refusals)
+    with pytest.raises(registry.AdapterError) as refused:
+        facts.describe(mine, made, made)
+    assert MODULES[name][1] in str(refused.value)
     assert name in str(refused.value)
 
 
