@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
+import commands
 import pytest
 
 if TYPE_CHECKING:
@@ -89,16 +87,8 @@ class Project:
 
     def run(self, *words: str) -> tuple[int, str]:
         """Return the exit status and what was said on standard error."""
-        command = [sys.executable, "-m", "ckpt_conformance", *(words or (*CERTIFY, *CACHE))]
-        done = subprocess.run(
-            command,
-            cwd=self.here,
-            env=os.environ | self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        given = words or (*CERTIFY, *CACHE)
+        done = commands.run(*given, cwd=self.here, extra=self.environment)
         return done.returncode, done.stderr
 
 

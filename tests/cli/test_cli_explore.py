@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import jsonschema
 import pytest
 
@@ -16,6 +17,8 @@ from ckpt_conformance.cli import explore, main
 from ckpt_conformance.crash.explore import engine
 from ckpt_conformance.report.environment import OutputError
 from ckpt_conformance.trace.operations import Recording
+
+pytestmark = pytest.mark.xdist_group("cli-explore")  # they share the exploration below
 
 IN_PLACE = "torch-save-inplace"
 
@@ -38,12 +41,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
     """Explore the in-place recipe once, as a process of its own."""
     out = tmp_path_factory.mktemp("explored")
     command = ["explore", IN_PLACE, "--model", "kill", "--workload", "second", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-m", "ckpt_conformance", *command, "--keep"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = commands.run(*command, "--keep")
     return done.returncode, done.stdout + done.stderr, out
 
 
@@ -121,6 +119,7 @@ def test_the_exploration_is_written_as_json_and_as_a_page(found: tuple[int, str,
     assert IN_PLACE in (out / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("served")
 def test_a_bundle_replays_with_1_and_mended_with_0(
     found: tuple[int, str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +135,7 @@ def test_a_bundle_replays_with_1_and_mended_with_0(
     assert (code, "as it should be" in text) == (0, True), text
 
 
+@pytest.mark.usefixtures("served")
 def test_a_bundle_whose_control_fails_is_unknown(
     found: tuple[int, str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +198,7 @@ def test_a_usage_error_leaves_with_2(
     assert told in text
 
 
+@pytest.mark.usefixtures("served")
 def test_ctrl_c_prints_what_was_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +253,7 @@ def test_what_ranks_cannot_have_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("served")
 def test_a_manager_without_ranks_is_said_to_have_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,6 @@ That another release really loads what was written is tested in `tests/suites/te
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from commands import run
 from fake_session import ckpt, fake
 
 from ckpt_conformance.contract import written
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fake_session import Ckpt
 
 __all__ = ["ckpt", "fake"]
@@ -29,20 +27,6 @@ __all__ = ["ckpt", "fake"]
 COMMAND = [sys.executable, "-m", "ckpt_conformance"]
 RECIPE = "torch-save-atomic-per-step"
 ARCHIVES = sorted((Path(__file__).parents[1] / "golden" / "torch").glob("*.tar.xz"))
-
-
-def run(
-    *words: str, folder: Path, extra: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **(extra or {})}
-    return subprocess.run(
-        [*COMMAND, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env=environment,
-    )
 
 
 @pytest.fixture
@@ -59,7 +43,7 @@ def rename(folder: Path, old: str, new: str) -> None:
 
 
 def test_what_was_written_here_is_no_result_here(tmp_path: Path) -> None:
-    done = run("write", RECIPE, "--kind", "plain", "--out", "out", folder=tmp_path)
+    done = run("write", RECIPE, "--kind", "plain", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"{RECIPE}, torch {written.installed()}: plain -> out" in done.stdout
     (found,) = written.find(tmp_path / "out")
@@ -68,12 +52,12 @@ def test_what_was_written_here_is_no_result_here(tmp_path: Path) -> None:
     assert (saved.kind, saved.step, saved.layout) == ("plain", 4, None)
     assert saved.saved["model"]
     asked = ("certify", RECIPE, "--profile", "versions", "--written-by", "out")
-    done = run(*asked, folder=tmp_path)
+    done = run(*asked, cwd=tmp_path)
     assert done.returncode == 2, done.stdout
     release = written.release_of(written.installed())
     assert f"all that {RECIPE} wrote there is of torch {release}, which is installed" in done.stderr
     assert not (tmp_path / "reports").exists()
-    again = run("write", RECIPE, "--out", "out", folder=tmp_path)
+    again = run("write", RECIPE, "--out", "out", cwd=tmp_path)
     assert again.returncode == 2
     assert "--out out is not empty, and nothing is overwritten" in again.stderr
     assert written.find(tmp_path / "out")[0].record == found.record
@@ -83,9 +67,7 @@ def test_where_nothing_was_saved_nothing_is_left(tmp_path: Path) -> None:
     """An adapter whose save ends the process: every kind that was asked for is left out."""
     adapter = "misbehaving:leaves_quietly"
     path = {"PYTHONPATH": str(Path(__file__).parents[1] / "support")}
-    done = run(
-        "write", adapter, "--kind", "rare-dtypes", "--out", "out", folder=tmp_path, extra=path
-    )
+    done = run("write", adapter, "--kind", "rare-dtypes", "--out", "out", cwd=tmp_path, extra=path)
     assert done.returncode == 3
     assert f"{adapter}: nothing was written: rare-dtypes: control failed: " in done.stderr
     assert not (tmp_path / "out").exists()
@@ -119,7 +101,7 @@ def test_a_run_that_is_stopped_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_wrong_request_is_one_short_usage_error(words: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "theirs").touch()
-    done = run(*words.split(), folder=tmp_path)
+    done = run(*words.split(), cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr

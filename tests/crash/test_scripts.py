@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -49,17 +50,8 @@ Explored = Callable[..., Told]
 
 def run(out: Path, *options: str, command: tuple[str, ...], cwd: Path | None = None) -> Told:
     """Run the command line from an empty folder, as a process of its own."""
-    home = cwd or out.parent
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "ckpt_conformance", "explore", "--jobs", "2"),
-            *("--out", str(out), *options, "--", *command),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=home,
-    )
+    words = ("explore", "--jobs", "2", "--out", str(out), *options, "--", *command)
+    done = commands.run(*words, cwd=cwd or out.parent)
     return Told(done.returncode, done.stdout + done.stderr, out)
 
 

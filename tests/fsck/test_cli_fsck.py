@@ -12,6 +12,7 @@ import fsck_corpus
 import jsonschema
 import pytest
 import torch
+from commands import run as cli
 
 from ckpt_conformance.contract import trees
 
@@ -38,11 +39,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     return root
-
-
-def cli(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ckpt_conformance", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_fsck_tells_each_step_and_the_newest_whole_one(runs: Path) -> None:
