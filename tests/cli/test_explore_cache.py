@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Run = Callable[..., tuple[int, str]]
 
 __all__ = ["ckpt"]
+pytestmark = pytest.mark.xdist_group("explore-cache")  # they share the cache below
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "in_place.py"
 QUICK = (REFERENCE, "--workload", "second", "--model", "kill", "--cache", "cache")
 MATTERS = (
@@ -107,18 +108,26 @@ def test_a_violation_is_shrunk_and_kept_all_the_same(ckpt: Run, tasks: Tasks) ->
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kept") / "cache"
+    return tmp_path_factory.mktemp("kept") / "explored"
 
 
 @pytest.fixture
-def filled(ckpt: Run, tasks: Tasks, kept: Path) -> None:
-    """Put a cache here that holds all of an exploration; the first test to ask makes it."""
-    if kept.exists():
-        shutil.copytree(kept, "cache")
-        return
-    assert ckpt("explore", *QUICK)[0] == 0
-    assert tasks.take() > 0
-    shutil.copytree("cache", kept)
+def filled(ckpt: Run, tasks: Tasks, kept: Path) -> int:
+    """Put a cache here that holds all of an exploration, and its lines; return its tasks.
+
+    The first test to ask makes it; each has a copy.
+    """
+    if not kept.exists():
+        assert ckpt("explore", *QUICK, "--results", "all.jsonl")[0] == 0
+        kept.mkdir()
+        (kept / "tasks").write_text(str(tasks.take()))
+        shutil.copytree("cache", kept / "cache")
+        shutil.copy("all.jsonl", kept)
+    else:
+        shutil.copytree(kept, ".", dirs_exist_ok=True)
+    count = int((kept / "tasks").read_text())
+    assert count > 0
+    return count
 
 
 class Edited:
@@ -198,10 +207,9 @@ def test_what_is_unknown_is_not_kept(ckpt: Run, tasks: Tasks) -> None:
     assert tasks.take() == 0
 
 
-def test_a_cache_and_its_recording_say_what_they_depend_on(ckpt: Run) -> None:
+@pytest.mark.usefixtures("filled")
+def test_a_cache_and_its_recording_say_what_they_depend_on() -> None:
     """So what was found with a cache is combined with nothing that other code has found."""
-    words = (REFERENCE, "--workload", "second", "--model", "kill", "--cache", "cache")
-    assert ckpt("explore", *words, "--results", "all.jsonl")[0] == 0
     header = lines.read(Path("all.jsonl")).header
     (file,) = Path("cache/recordings").glob("*/recorded.json")
     depends = json.loads(file.read_text())["depends"]
@@ -209,15 +217,12 @@ def test_a_cache_and_its_recording_say_what_they_depend_on(ckpt: Run) -> None:
     assert depends["values"]["torch"]
 
 
-def test_a_damaged_recording_is_made_again(ckpt: Run, tasks: Tasks) -> None:
-    words = (REFERENCE, "--workload", "second", "--model", "kill", "--cache", "cache")
-    assert ckpt("explore", *words)[0] == 0
-    count = tasks.take()
+def test_a_damaged_recording_is_made_again(ckpt: Run, tasks: Tasks, filled: int) -> None:
     (folder,) = Path("cache/recordings").iterdir()
     with (folder / "second" / "recording" / "recording.json").open("a") as file:
         file.write(" ")
-    assert ckpt("explore", *words)[0] == 0
-    assert tasks.take() == count
+    assert ckpt("explore", *QUICK)[0] == 0
+    assert tasks.take() == filled
     assert len(list(Path("cache/recordings").iterdir())) == 2
 
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.mutants.generated import Mutant
     from ckpt_conformance.plugin.trials import Trials
 
+pytestmark = pytest.mark.xdist_group(
+    "mutants-generated"
+)  # they share the mutants, which are made once
 SMOKE = "test_smoke::test_a_new_process_loads_what_was_saved"
 MUSTS = ("CKC-SMOK-001", "CKC-ATOM-001")
 UNBROKEN = "mutant:unbroken-reference"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     Explore = Callable[..., Exploration]
 
+pytestmark = pytest.mark.xdist_group("relevance")  # they share the server below
 NAMES = ("with_noise", "in_turn", "with_pointer", "with_flag", "unsynced")
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("imports")  # they share the parsed files
 PACKAGE = "ckpt_conformance"
 BESIDE = {"suites", "fault_injectors", "reference_impl"}  # subpackages that lie beside the package
 DIVIDED = {"crash", "fsck"}  # rooms that consist of rooms

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("documents")  # they share the documents, which are made once
 NAMES = (
     "generated-mutants.md",
     "incidents.md",

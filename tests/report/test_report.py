@@ -18,6 +18,7 @@ from ckpt_conformance.report.certificate import RunFacts, build_result
 from ckpt_conformance.report.environment import describe_environment
 from ckpt_conformance.report.result import Result, decode, encode
 
+pytestmark = pytest.mark.xdist_group("pages")  # they share a browser
 EVIDENCE = {
     "step served": 20,
     "steps acknowledged": [10, 20, 30],

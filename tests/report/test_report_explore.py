@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.subject.subject import Subject
 
+pytestmark = pytest.mark.xdist_group("pages")  # they share a browser, and the result below
 NAME = "torch-save-atomic-per-step"
 MODELS = ("kill", "ext4")
 SCHEMAS = Path(files.__file__).parent / "schemas"
