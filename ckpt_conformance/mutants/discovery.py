@@ -470,6 +470,43 @@ class ListsOnce(CheckpointManager):
 
 
 @mutant(
+    "B04-second",
+    url="NVIDIA-NeMo/Megatron-Bridge#5964",
+    change="the list of steps is read again where the directory was changed in another second",
+    violates={"CKC-DISC-017"},
+)
+class ListsBySeconds(CheckpointManager):
+    """Does not see what another process saves within a second."""
+
+    seen: tuple[int, list[CheckpointReference]] | None = None
+
+    def steps(self) -> list[int]:
+        """Those of the list."""
+        steps = {one.step for one in self.listed() if resolve.candidate_at(one).complete}
+        return sorted(steps)
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """Those of the list; what is asked for by name is looked for."""
+        found = super().candidates(*given, **named)
+        if not is_latest(given, named):
+            return found
+        known = set(self.listed())
+        return [one for one in found if one in known]
+
+    def listed(self) -> list[CheckpointReference]:
+        """Read the directory, unless it has been read in the second of its last change."""
+        second = int(self.root.stat().st_mtime)
+        if self.seen is None or self.seen[0] != second:
+            self.seen = second, list(resolve.references(self.root))
+        return self.seen[1]
+
+    def after_commit(self, reference: CheckpointReference) -> None:
+        """Do what is due after a save of one's own, and read the directory anew."""
+        super().after_commit(reference)
+        self.seen = None
+
+
+@mutant(
     "B10-steps",
     url="isaac-sim/IsaacLab#3933",
     change="steps() comes in the order of text; whoever takes the last one goes back",

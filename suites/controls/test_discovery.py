@@ -591,11 +591,25 @@ def test_an_open_manager_sees_what_another_process_saves(subject: Subject) -> No
     Why: one that lists its directory once gives an evaluator, or the rank that waits for a step,
     the steps of the day on which it was opened (B04).
     How: one that is open in one process is asked before and after another process saves a step
-    more, rotates, and closes its manager, so that nothing of it is under way. Who can't save beside
-    a manager that is open is not judged.
+    more, rotates, and closes its manager, so that nothing of it is under way, all within the second
+    of what was there before. Who can't save beside a manager that is open is not judged. The
+    control of the cause has the save two seconds later.
     """
     controls.require(test_steps_names_what_loads, subject)
-    looked, saved = _beside_a_save(subject)
+    evidence = _unseen(subject, later=0)
+    if not evidence:
+        return
+    if _unseen(subject, later=2):
+        message = "a manager that is open does not see what another process has saved"
+        raise Violation(message, evidence=evidence)
+    message = "a manager that is open does not see what another process has saved in the same second"
+    evidence["two seconds later"] = "it sees that: it goes by times of modification"
+    raise Violation(message, evidence=evidence)
+
+
+def _unseen(subject: Subject, *, later: int) -> dict[str, object]:
+    """Tell what an open manager does not see of a save so many seconds later; empty for nothing."""
+    looked, saved = _beside_a_save(subject, later)
     listed = [result.steps for result in looked.all_of(StepsResult)]
     loaded = [result.step for result in looked.all_of(LoadResult)]
     if listed[:1] in ([], [None]) or loaded[:1] in ([], [None]):
@@ -604,22 +618,25 @@ def test_an_open_manager_sees_what_another_process_saves(subject: Subject) -> No
         told = f"no other process saves while a manager is open: {subject.tell(saved)}"
         raise NotApplicable(told) if saved.exit_kind is ExitKind.ENDED else control_failed(told)
     there, latest = subject.steps(), oracle.step_of(subject.resume())
-    if (listed[1:], loaded[1:]) != ([there], [latest]):
-        message = "a manager that is open does not see what another process has saved"
-        evidence = {
-            "it lists": listed[1:],
-            "a new process lists": there,
-            "it loads": loaded[1:],
-            "a new process loads": latest,
-            "it says": subject.tell(looked),
-        }
-        raise Violation(message, evidence=evidence)
+    if (listed[1:], loaded[1:]) == ([there], [latest]):
+        return {}
+    return {
+        "it lists": listed[1:],
+        "a new process lists": there,
+        "it loads": loaded[1:],
+        "a new process loads": latest,
+        "it says": subject.tell(looked),
+    }
 
 
-def _beside_a_save(subject: Subject) -> tuple[ProcessResult, ProcessResult]:
-    """Let one process list and load before and after another one saves step 6 and closes."""
+def _beside_a_save(subject: Subject, later: int) -> tuple[ProcessResult, ProcessResult]:
+    """Let one process list and load before and after another one saves step 6 and closes.
+
+    What that save changes gets a time of modification so many whole seconds later.
+    """
     subject.materialize(subject.golden())
-    begin, end = probes.gates(subject.scratch, 2)
+    redate = probe("redate", times=probes.times_of(subject.root), later=later)
+    begin, end = probes.gates(subject.scratch / f"{later} s later", 2)
     keep = max(subject.info.min_keep, min(2, subject.info.max_keep or 2))
     kept = (
         Options(keep_last=keep) if Capability.RETENTION in subject.info.capabilities else Options()
@@ -629,7 +646,7 @@ def _beside_a_save(subject: Subject) -> tuple[ProcessResult, ProcessResult]:
     look = (Steps(go_on=True), Fresh(), Load(go_on=True))
     meanwhile = (probe(meet, gate=begin), probe(leave, gate=begin), probe(meet, gate=end))
     reader = subject.program(*look, *meanwhile, *look, probe(leave, gate=end), deadline=DEADLINE)
-    ops = (probe("stand", gate=begin), *saves, probe("stand", gate=end))
+    ops = (probe("stand", gate=begin), *saves, redate, probe("stand", gate=end))
     writer = subject.program(*ops, rank=1, options=kept, deadline=DEADLINE)
     looked, saved = subject.send([reader, writer])
     return looked, saved
