@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.manifest import Manifest
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
+logger = logging.getLogger(__name__)
 EIGHT = 8
 
 
@@ -245,7 +248,7 @@ class EveryNameIsANumber(CheckpointManager):
     "C05-latest",
     url="huggingface/transformers#26961",
     change="the newest checkpoint is the one that was modified last",
-    violates={"CKC-DISC-006", "CKC-RTRP-020"},
+    violates={"CKC-DISC-006", "CKC-DISC-018", "CKC-RTRP-020"},
 )
 class NewestByTime(CheckpointManager):
     """Takes the time of modification for age."""
@@ -482,7 +485,7 @@ class ListsBySeconds(CheckpointManager):
 
     def steps(self) -> list[int]:
         """Those of the list."""
-        steps = {one.step for one in self.listed() if resolve.candidate_at(one).complete}
+        steps = {one.step for one in self.names_seen() if resolve.candidate_at(one).complete}
         return sorted(steps)
 
     def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
@@ -490,10 +493,10 @@ class ListsBySeconds(CheckpointManager):
         found = super().candidates(*given, **named)
         if not is_latest(given, named):
             return found
-        known = set(self.listed())
+        known = set(self.names_seen())
         return [one for one in found if one in known]
 
-    def listed(self) -> list[CheckpointReference]:
+    def names_seen(self) -> list[CheckpointReference]:
         """Read the directory, unless it has been read in the second of its last change."""
         second = int(self.root.stat().st_mtime)
         if self.seen is None or self.seen[0] != second:
@@ -737,3 +740,27 @@ class RootIsRelative(CheckpointManager):
         """Save to where the path leads by now."""
         self.root = Path(os.path.abspath(self.asked))  # noqa: PTH100  as the manager does
         super().prepare()
+
+
+@mutant(
+    "A10-clock",
+    url="vllm-project/speculators#1026",
+    change="a save over a step is passed over where the one that is there has a later time",
+    violates={"CKC-DISC-018"},
+)
+class LaterTimeWins(CheckpointManager):
+    """Takes the time of day for the order of saves."""
+
+    def make_manifest(self, *given: Any, **named: Any) -> Manifest:  # noqa: ANN401
+        """Note the time."""
+        manifest = super().make_manifest(*given, **named)
+        return replace(manifest, config={**manifest.config, "saved": time.time_ns()})
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save, unless a later save of the step is there."""
+        place = CheckpointReference(self.root, state.step, "model")
+        with suppress(CheckpointDamaged, OSError):
+            if read_manifest(place.manifest_path).config.get("saved", 0) > time.time_ns():
+                logger.info("a later save of step %d is there", state.step)
+                return place
+        return super().save_snapshot(state)

@@ -166,7 +166,7 @@ class UnlinksByPattern(CheckpointManager):
     "C05",
     url="huggingface/transformers#26961",
     change="rotation takes the time of modification for age",
-    violates={"CKC-RETN-003"},
+    violates={"CKC-DISC-018", "CKC-RETN-003"},
 )
 class OldestByTime(OrdersSteps):
     """Goes by times."""

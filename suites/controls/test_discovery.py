@@ -602,7 +602,7 @@ def test_an_open_manager_sees_what_another_process_saves(subject: Subject) -> No
     if _unseen(subject, later=2):
         message = "a manager that is open does not see what another process has saved"
         raise Violation(message, evidence=evidence)
-    message = "a manager that is open does not see what another process has saved in the same second"
+    message = "a manager that is open does not see what another process saves in the same second"
     evidence["two seconds later"] = "it sees that: it goes by times of modification"
     raise Violation(message, evidence=evidence)
 
