@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.ao import quantization
 
+from ckpt_conformance.fsck.formats import torchscript
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import Kind, State
 
@@ -191,3 +192,26 @@ def test_models_of_torch_are_whole(model: str, tmp_path: Path) -> None:
     (report,) = judge(path).reports
     told = [one for one in report.findings if one.kind is not Kind.NOTE]
     assert (report.state, told) == (State.WHOLE, [])
+
+
+def test_large_sources_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchscript, "_PIECE", 100)
+    plain = "".join(f"class C{at}(Module):\n  a : int\n  b : int = {at}\n" for at in range(200))
+    name = "code/__torch__.py"
+    assert list(torchscript.problems({name: plain.encode()})) == []
+    evil = plain + "class E(Module):\n  x : Tensor = torch.from_file('a', True, 3)\n"
+    assert len(list(torchscript.problems({name: evil.encode()}))) == 1
+    sets = plain + (
+        "class E(Module):\n  def __setstate__(self,\n      state: Tensor) -> NoneType:\n"
+        "    torch.save(state, 'a')\n    return None\n"
+    )
+    assert any("save" in why for why in torchscript.problems({name: sets.encode()}))
+    hidden = plain + "x = '''\nclass E(Module):\n  a : int\n'''\n" + plain
+    assert list(torchscript.problems({name: hidden.encode()})) != []
+
+
+def test_a_class_of_many_megabytes_is_not_parsed() -> None:
+    """Its tree would take gigabytes, and no signal would end the parser."""
+    source = "class C(Module):\n" + "  a : int\n" * 300_000
+    (why,) = torchscript.problems({"code/__torch__.py": source.encode()})
+    assert "nobody knows" in why

@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.fsck.source import clock
 from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
@@ -26,7 +27,11 @@ SCRIPT = "__torch__"
 BYTECODE, CONSTANTS = "bytecode.pkl", "constants.pkl"
 
 MOST = 16 << 20
-"""Bytes of all sources of an archive that are parsed."""
+"""Bytes of all sources of an archive that are parsed, where a load runs none of them."""
+_MOST_KEPT = 4 << 20  # the same where a load runs some of them, and all trees are needed
+_PIECE = 64 << 10  # bytes that are parsed at once, at least
+_MOST_PIECE = 2 << 20  # of one class: some 400 MiB of tree
+_BEGINS = re.compile(r"^(?:class|def) ", re.MULTILINE)
 _MOST_VISITED = 10_000  # functions that a load may run
 _SETS = "__setstate__"
 _SETS_TEXT = re.compile(r"\bdef\s+__setstate__\b")
@@ -61,7 +66,7 @@ _NUMBERS = {"inf", "nan", "infj", "nanj", "NoneType"}
 _ODD = re.compile(r"[\\\r\0]|\"\"\"|'''")  # where a parser of Python may read another text
 _PLAIN = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.UnaryOp, ast.USub, ast.Load)
 
-TOO_MUCH = f"its sources have more than {MOST} bytes: nobody knows what of them a load runs"
+TOO_MUCH = f"its sources have more than {_MOST_KEPT} bytes: nobody knows what of them a load runs"
 
 
 @dataclass
@@ -92,19 +97,35 @@ def problems(sources: Mapping[str, bytes]) -> Iterator[str]:
 
     `sources` are texts by the name of their record, as `code/__torch__/m.py`.
     """
-    if sum(map(len, sources.values())) > MOST:
+    runs = any(_SETS.encode() in data for data in sources.values())
+    if sum(map(len, sources.values())) > (_MOST_KEPT if runs else MOST):
         yield TOO_MUCH
         return
     functions: dict[str, _Function] = {}
     for name, data in sources.items():
         try:
-            text = data.decode()
-            tree = ast.parse(text)
+            for text in _pieces(data.decode()):
+                yield from _top(name, ast.parse(text), text, functions)
+                if not runs:
+                    functions.clear()  # their trees are a hundred times as large as their texts
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             yield f"{clip(name)} cannot be read: nobody knows what of it a load runs"
-            continue
-        yield from _top(name, tree, text, functions)
     yield from _visited(functions)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Divide a source before classes and functions: the parser lets no other thread go on.
+
+    What stands across such a place, as a text of several lines, is no Python then.
+    """
+    at, starts = 0, [match.start() for match in _BEGINS.finditer(text)]
+    for start in [*starts, len(text)]:
+        clock.check_latest()
+        if start - at > _MOST_PIECE:
+            raise ValueError("a class is larger than is parsed")
+        if start - at >= _PIECE or start == len(text):
+            yield text[at:start]
+            at = start
 
 
 def _top(name: str, tree: ast.Module, text: str, functions: dict[str, _Function]) -> Iterator[str]:
