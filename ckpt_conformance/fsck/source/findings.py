@@ -123,6 +123,13 @@ TOPICS = {
 """What a finding is about that says no more than its kind."""
 
 
+def _paired(text: str) -> str:
+    """Return a text in which two halves of a surrogate pair are one sign, as JSON reads them."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
 class FindingJson(TypedDict):
     """A `Finding` in the output of `fsck --json`; results of earlier releases have no topic."""
 
@@ -199,6 +206,11 @@ class Finding:
     name: str = ""
     own_topic: Topic | None = None
 
+    def __post_init__(self) -> None:
+        """Leave out a topic that the kind has anyway: two findings that say the same are one."""
+        if self.own_topic is TOPICS[self.kind]:
+            object.__setattr__(self, "own_topic", None)
+
     @property
     def topic(self) -> Topic:
         """What it is about."""
@@ -208,12 +220,12 @@ class Finding:
         """Return plain types."""
         return {
             "kind": str(self.kind),
-            "file": self.file,
-            "what": self.what,
-            "tensors": list(self.tensors),
+            "file": _paired(self.file),
+            "what": _paired(self.what),
+            "tensors": list(map(_paired, self.tensors)),
             "start": self.start,
             "end": self.end,
-            "name": self.name,
+            "name": _paired(self.name),
             "topic": str(self.topic),
         }
 
@@ -230,7 +242,7 @@ class NotFinite:
     def to_json(self) -> NotFiniteJson:
         """Return plain types."""
         return {
-            "tensor": self.tensor,
+            "tensor": _paired(self.tensor),
             "nan": self.nan,
             "infinite": self.infinite,
             "elements": self.elements,
