@@ -38,7 +38,19 @@ OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", 
 MOST_PARTS = 10_000
 
 FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
-"""What another try does not change: no bucket, no right, a name that is taken."""
+"""What another try does not change, where the store gives no code of its own."""
+FINAL_CODES = frozenset(
+    {
+        *("NoSuchBucket", "InvalidBucketName", "AccessDenied", "AllAccessDisabled"),
+        *("AccountProblem", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
+    }
+)
+"""What it does not change by the codes of S3: no bucket, no right. NoSuchUpload is not of these: an
+answer to Complete was lost, or the store has dropped the parts, and a new upload may do."""
+EXPIRED = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}
+)
+"""Credentials that were good: what renews them may have done so meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -123,18 +135,22 @@ class UrlMirror(UploadingMirror):
         def send() -> None:
             self._make_folder(url)
             self._files.put_file(str(source), url, **self._parts(entry.size))
+
+        def compare() -> None:
             self._compare(url, entry.size, entry.blake3, lambda: _pieces_of(source))
 
-        self._try(f"{source.name} was not sent to {url}", send)
+        self._try(f"{source.name} was not sent to {url}", lambda: _settle(send, compare))
 
     def _send_bytes(self, data: bytes, url: str) -> None:
         """Send a small object, and compare."""
 
-        def send() -> None:
-            self._files.pipe_file(url, data)
+        def compare() -> None:
             self._compare(url, len(data), durable.digest_bytes(data), lambda: iter([data]))
 
-        self._try(f"{url} was not sent", send)
+        def send() -> None:
+            self._files.pipe_file(url, data)
+
+        self._try(f"{url} was not sent", lambda: _settle(send, compare))
 
     def _point_to(self, reference: CheckpointReference) -> None:
         """Move the pointer to a checkpoint that is there, if the root's own pointer names it."""
@@ -169,7 +185,12 @@ class UrlMirror(UploadingMirror):
     def _facts_of(self, url: str) -> tuple[int | None, str]:
         """Size and tag of an object by the store, now, and not as it was listed before."""
         self._files.invalidate_cache()
-        info: Any = self._files.info(url)
+        try:
+            info: Any = self._files.info(url)
+        except FileNotFoundError as error:
+            if _is_final(error) and _code_of(error):
+                raise
+            raise MirrorError(f"{url} is not there") from error
         return info.get("size"), str(info.get("ETag", "")).strip('"')
 
     def _read(self, url: str) -> Iterator[bytes]:
@@ -201,12 +222,21 @@ class UrlMirror(UploadingMirror):
     def _remove_unfinished(self) -> None:
         """Abort what dead uploads of such names have left: parts that are paid for, and unseen.
 
-        Once a process: what is found then was begun by nobody who lives, for a root has one writer.
+        Once a process, and after an upload that failed: what is found then was begun by nobody who
+        lives, for a root has one writer.
         """
         listed = getattr(self._files, "list_multipart_uploads", None)
         if self._is_clean or listed is None:
             return
+        try:
+            self._abort_all(listed)
+        except Exception as error:  # noqa: BLE001  it costs money, and no checkpoint
+            logger.warning("unfinished uploads to %s were not looked for: %s", self.url, error)
+            return
         self._is_clean = True
+
+    def _abort_all(self, listed: Callable[[str], list[dict[str, Any]]]) -> None:
+        """Abort those that are listed of names below our prefix."""
         bucket, _, prefix = self._files._strip_protocol(self.url).partition("/")  # noqa: SLF001
         for upload in listed(bucket):
             key = str(upload["Key"])
@@ -235,12 +265,20 @@ class UrlMirror(UploadingMirror):
                 return send()
             except Exception as error:
                 is_last = attempt == self._retries.attempts or time.monotonic() + pause > until
-                if isinstance(error, FINAL) or is_last:
+                if _is_final(error) or is_last:
+                    self._is_clean = False
                     raise MirrorError(f"{what}, tried {attempt} times: {error}") from error
                 logger.warning("%s (attempt %d): %s", what, attempt, error)
+                self._renew(error)
             self._pause(pause)
             pause *= 2
         raise AssertionError("unreachable")
+
+    def _renew(self, error: Exception) -> None:
+        """Read credentials anew, where those that were used have expired."""
+        connect = getattr(self._files, "connect", None)
+        if connect is not None and _code_of(error) in EXPIRED:
+            connect(refresh=True)
 
     def _pause(self, seconds: float) -> None:
         """Wait before the next attempt, for a random share of the seconds."""
@@ -289,6 +327,39 @@ class PartSums:
             self._end_part()
         joined = hashlib.md5(b"".join(self._parts), usedforsecurity=False).hexdigest()
         return f"{joined}-{len(self._parts)}"
+
+
+def _settle(send: Callable[[], None], compare: Callable[[], None]) -> None:
+    """Send an object, and compare it; after an error, too, for only the answer may have been lost.
+
+    The client's own next try meets its own object, or an upload that has ended, then.
+    """
+    try:
+        send()
+    except Exception as error:
+        if not _is_final(error):
+            with suppress(Exception):
+                compare()
+                logger.info("it is there, although its request ended so: %s", error)
+                return
+        raise
+    compare()
+
+
+def _code_of(error: BaseException | None) -> str:
+    """The code that a store gave with an error, such as NoSuchBucket; empty without one."""
+    while error is not None:
+        response: Any = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        error = error.__cause__
+    return ""
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether another try can't end otherwise."""
+    code = _code_of(error)
+    return code in FINAL_CODES if code else isinstance(error, FINAL)
 
 
 def _pieces_of(path: Path) -> Iterator[bytes]:

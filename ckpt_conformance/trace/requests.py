@@ -80,6 +80,7 @@ class StoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         done: tick at which the store had answered; 0 if it did not.
         end: tick at which the client had its answer, or the connection was gone; 0: in flight.
         fault: the name of the fault that struck it.
+        account: the id of the key by which it is signed, which is no secret; empty without one.
     """
 
     index: int
@@ -104,6 +105,7 @@ class StoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     done: int = 0
     end: int = 0
     fault: str = ""
+    account: str = ""
 
     @property
     def succeeded(self) -> bool:

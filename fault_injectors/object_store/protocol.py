@@ -5,6 +5,7 @@ Addresses are of the path style, `/bucket/key`: the one that works on a loopback
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, unquote, unquote_plus
 from xml.etree import ElementTree as ET
@@ -21,6 +22,7 @@ KEPT = (  # headers that say what a request means
 )
 CHECKSUM = "x-amz-checksum-"
 CHUNKED = "aws-chunked"
+_CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/")  # of Signature Version 4
 JOINT = {  # methods at a key with an id of an upload
     "PUT": Action.UPLOAD_PART,
     "POST": Action.COMPLETE,
@@ -43,6 +45,7 @@ class Head(NamedTuple):
     key: str
     query: dict[str, str]
     headers: dict[str, str]
+    account: str
 
 
 class Answer(NamedTuple):
@@ -61,7 +64,9 @@ def head_of(method: str, target: str, headers: Mapping[str, str]) -> Head:
     low = {name.lower(): value for name, value in headers.items()}
     kept = {name: low[name] for name in low if name in KEPT or name.startswith(CHECKSUM)}
     action = _action(method, bucket, key, asked, kept)
-    return Head(action, method, unquote(bucket), unquote(key), asked, kept)
+    account = _CREDENTIAL.search(low.get("authorization", ""))
+    who = account[1] if account else ""
+    return Head(action, method, unquote(bucket), unquote(key), asked, kept, who)
 
 
 def _action(

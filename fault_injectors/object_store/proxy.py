@@ -197,6 +197,8 @@ class StoreProxy:
 
         head = protocol.head_of(request.method, request.raw_path, request.headers)
         index, armed = self._begin(head)
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # it waits for that
         try:
             answer = await self._answer(index, head, armed, request, session)
             if answer is None:
@@ -335,6 +337,7 @@ class StoreProxy:
                 upload=head.query.get("uploadId", ""),
                 part=int(head.query.get("partNumber", "0")),
                 source=head.headers.get("x-amz-copy-source", ""),
+                account=head.account,
                 begin=next(self._ticks),
             )
         return index, armed
