@@ -12,6 +12,7 @@ from ckpt_conformance.reference_impl.errors import (
     RankLost,
     SaveRefused,
 )
+from ckpt_conformance.reference_impl.fencing import WriterFenced
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
 from ckpt_conformance.reference_impl.loading import LoadResult, ReshardReport
 from ckpt_conformance.reference_impl.manager import CheckpointManager
@@ -58,6 +59,7 @@ __all__ = [
     "SaveRefused",
     "Stateful",
     "UrlMirror",
+    "WriterFenced",
     "build_train_state",
     "find_local_checkpoint_steps",
     "get_rng_state",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
 from ckpt_conformance.reference_impl import durable, layout
 from ckpt_conformance.reference_impl.background import BackgroundSaves
+from ckpt_conformance.reference_impl.fencing import Claim, InDirectory
 from ckpt_conformance.reference_impl.manifest import check_config
 from ckpt_conformance.reference_impl.ranks import TIMEOUT, Ranks, ranks_of
 
@@ -53,6 +54,7 @@ class ManagerBase:
         timeout: float = TIMEOUT,
         async_mode: AsyncMode = "async",
         max_pending: int = 1,
+        exclusive: bool = False,
     ) -> None:
         """Manage the checkpoints of one run in one directory. Nothing is written yet.
 
@@ -76,6 +78,9 @@ class ManagerBase:
             async_mode: what `save_async` does.
             max_pending: how many saves of `save_async` may wait or go on at a time. Each holds a
                 copy of the state in memory; one more waits until there is room.
+            exclusive: only the newest process that saves here may go on: the first save claims the
+                root, and a save after another process has done so raises `WriterFenced`. Without
+                it two processes may save by turns, and a zombie beside a requeued job, too.
 
         Raises:
             SaveRefused: a configuration that JSON does not keep.
@@ -97,6 +102,7 @@ class ManagerBase:
         self._ranks: Ranks | None = None
         self.async_mode: AsyncMode = async_mode
         self.background = BackgroundSaves(max_pending)
+        self._claim = Claim(InDirectory(self.root), str(self.root)) if exclusive else None
 
     @property
     def mirror(self) -> Mirror | None:
@@ -136,6 +142,28 @@ class ManagerBase:
             self._run_id = layout.new_id()
             self.replace_small_file(layout.RUN_ID, f"{self._run_id}\n".encode())
         return str(self._run_id)
+
+    def claim_root(self) -> None:
+        """Claim the root where it is exclusive, and ask whether a mirror has another writer since.
+
+        Raises:
+            WriterFenced: another process writes there.
+        """
+        if self._claim is not None:
+            self._claim.take(self.ensure_run_id())
+        for mirror in self.mirrors:
+            fenced = getattr(mirror, "fenced", None)  # a user's own mirror may know no such thing
+            if fenced is not None and mirror.required:
+                raise fenced
+
+    def require_claim(self) -> None:
+        """Check right before a commit that the root is still this process's own.
+
+        Raises:
+            WriterFenced: another process writes there.
+        """
+        if self._claim is not None:
+            self._claim.require()
 
     @property
     def own_runs(self) -> frozenset[str]:

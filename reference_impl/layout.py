@@ -4,6 +4,8 @@ Two formats in one root, with the names of MegaCpp's checkpoint manager (M001-M0
 
     root/run_id                              the id of the run that writes here
     root/latest                              a hint: the relative name of the newest commit
+    root/writer_000003                       a claim: the third process that writes there; in a
+                                             mirror, and in a root that is `exclusive`
     root/model_000200.pt                     per-rank format: the model's state_dict
     root/optim_000200_rank0.pt               ... the optimizers of rank 0
     root/extra_000200.pt                     ... the train state: scheduler, RNG, data position
@@ -49,6 +51,7 @@ _FLAT_DATA = re.compile(
 _DCP_EXTRA = re.compile(r"extra_state(?:_rank\d+)?\.pt")
 _MODEL = re.compile(r"model_(\d{1,18})\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_(\d{6,18})")
+_WRITER = re.compile(r"writer_\d{6,18}")
 _RECEIPT = re.compile(r"receipt_(\d{6,18})_(?:model|dcp)\.[0-9a-f]{16}\.json")
 _WORK = re.compile(
     r"(?P<final>.+)\.(?P<tag>[0-9a-z]{1,12})\.(?P<unique>[0-9a-f]{12})\.(?P<state>tmp|old|del)",
@@ -230,7 +233,13 @@ def is_known(name: str) -> bool:
     """Whether a name, or the final name behind it, is one that a manager writes."""
     final = final_name(name)
     steps = (flat_manifest_step(final), flat_data_step(final), directory_step(final))
-    return final in (LATEST, RUN_ID) or steps != (None, None, None) or is_receipt(final)
+    is_other = final in (LATEST, RUN_ID) or is_receipt(final) or bool(_WRITER.fullmatch(final))
+    return is_other or steps != (None, None, None)
+
+
+def writer_name(epoch: int) -> str:
+    """`writer_000003`: the third process that writes here."""
+    return f"writer_{epoch:06d}"
 
 
 def receipt_name(reference: CheckpointReference, target: str) -> str:

@@ -23,6 +23,7 @@ import fsspec  # pyright: ignore[reportMissingTypeStubs]  # there are none
 
 from ckpt_conformance.reference_impl import durable, layout
 from ckpt_conformance.reference_impl.errors import CheckpointError
+from ckpt_conformance.reference_impl.fencing import Claim, InDirectory, WriterFenced
 from ckpt_conformance.reference_impl.manifest import canonical
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class UploadingMirror:
     Attributes:
         address: what receipts name: an absolute path, or a URL.
         required: whether rotation waits for its receipts.
+        fenced: the error by which an upload learnt that another process writes there since.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class UploadingMirror:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._announced = 0  # files of which the sending has begun
+        self.fenced: WriterFenced | None = None
 
     @property
     def target_id(self) -> str:
@@ -159,6 +162,9 @@ class UploadingMirror:
             reference, manifest = job
             try:
                 self._upload(reference, manifest)
+            except WriterFenced as error:
+                self.fenced = error
+                logger.error("%s was not mirrored: %s", reference.path, error)  # noqa: TRY400
             except Exception:
                 logger.exception("%s was not mirrored to %s", reference.path, self.address)
             with self._lock:
@@ -219,15 +225,21 @@ class DirectoryMirror(UploadingMirror):
         self.target = Path(os.fspath(target))
         super().__init__(str(self.target.absolute()), before_file, required=required)
         self._files: Any = fsspec.filesystem("file")
+        self.claim = Claim(InDirectory(self.target), str(self.target))
 
     def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
-        """Copy the files, then the manifest, read all of it back, then write the receipt (D06)."""
+        """Copy the files, then the manifest, read all of it back, then write the receipt (D06).
+
+        Before each file: whether this process still is the one that writes here.
+        """
         folder = self.target
         if reference.kind == "dcp":
             folder = self.target / layout.final_name(reference.directory.name)
         self._files.makedirs(str(folder), exist_ok=True)
+        self.claim.take(manifest.run_id)
         for name in manifest.files:
             self._announce(name)
+            self.claim.require()
             self._files.put_file(str(reference.directory / name), str(folder / name))
             self._settle(folder / name)
         for name, entry in manifest.files.items():
@@ -235,13 +247,30 @@ class DirectoryMirror(UploadingMirror):
                 raise MirrorError(f"{folder / name} did not arrive as it was sent")
         manifest_copy = folder / reference.manifest_path.name
         self._announce(manifest_copy.name)
+        self.claim.require()
         self._files.pipe_file(str(manifest_copy), manifest.to_bytes())
         if self._digest(manifest_copy) != manifest.digest:
             raise MirrorError(f"the manifest did not arrive in {folder} as it was sent")
         self._settle(manifest_copy)
         for path in {folder, self.target, self.target.parent}:
             durable.fsync_dir(path)
+        self._point_to(reference)
+        self.claim.require()
         self._write_receipt(reference, manifest.digest)
+
+    def _point_to(self, reference: CheckpointReference) -> None:
+        """Move the pointer to a checkpoint that is there, if the root's own pointer names it."""
+        name = f"{reference.commit_name}\n".encode()
+        if durable.read_small_file(reference.root / layout.LATEST) != name:
+            return
+        self.claim.require()
+        # The claim leaves one writer, so the name need not be unique.
+        staged = self.target / layout.work_name(layout.LATEST, layout.tag_of(""), "tmp", "0" * 12)
+        with staged.open("wb") as file:
+            file.write(name)
+            durable.fsync_file(file)
+        staged.replace(self.target / layout.LATEST)
+        durable.fsync_dir(self.target)
 
     def _settle(self, path: Path) -> None:
         """Make a copy durable: once it has a receipt, the original may be deleted."""

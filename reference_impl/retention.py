@@ -38,6 +38,7 @@ class Retention(Saving):
         for parent in durable.make_root(self.root):
             self.fsync_dir(parent)
         self.ensure_run_id()
+        self.claim_root()
         # Names of work in progress are unique, so leftovers that cannot be removed today block
         # nothing. Were this an error, a deletion that is denied would end every later save (D09).
         self.abandon()

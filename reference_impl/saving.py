@@ -224,7 +224,12 @@ class Saving(ManagerBase):
     # ---- publish -------------------------------------------------------------------------------
 
     def publish(self, staged: Path) -> CheckpointReference:
-        """Commit what was staged. When this returns, the checkpoint survives a power loss."""
+        """Commit what was staged. When this returns, the checkpoint survives a power loss.
+
+        Raises:
+            WriterFenced: another process writes here since; nothing was committed.
+        """
+        self.require_claim()
         if staged.is_dir():
             return self.publish_directory(staged)
         manifest = read_manifest(staged)

@@ -19,6 +19,15 @@ from urllib.parse import unquote
 import fsspec  # pyright: ignore[reportMissingTypeStubs]  # there are none
 
 from ckpt_conformance.reference_impl import durable, layout
+from ckpt_conformance.reference_impl.fencing import (
+    NOT_THERE,
+    AtUrl,
+    Claim,
+    WriterFenced,
+    code_of,
+    head_of,
+    is_refused_condition,
+)
 from ckpt_conformance.reference_impl.mirror import DirectoryMirror, MirrorError, UploadingMirror
 
 if TYPE_CHECKING:
@@ -48,9 +57,10 @@ FINAL_CODES = frozenset(
 """What it does not change by the codes of S3: no bucket, no right. NoSuchUpload is not of these: an
 answer to Complete was lost, or the store has dropped the parts, and a new upload may do."""
 EXPIRED = frozenset(
-    {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}
+    {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "400", "403"}
 )
-"""Credentials that were good: what renews them may have done so meanwhile."""
+"""Credentials that were good: what renews them may have done so meanwhile. An answer to HEAD has no
+body, and so no code but its status."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +121,19 @@ class UrlMirror(UploadingMirror):
         self._files: Any = fsspec.core.url_to_fs(self.url, **options)[0]
         self._part_bytes, self._retries = part_bytes, retries or Retries()
         self._has_folders = protocol not in OBJECT_STORES
+        self._is_s3 = hasattr(self._files, "list_multipart_uploads")
+        self._has_conditions = self._is_s3  # until the store says otherwise
         self._is_clean = False
+        self.claim = Claim(AtUrl(self._files, self.url), self.url)
 
     # ---- an upload -----------------------------------------------------------------------------
 
     def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
-        """Send data, manifest and pointer, each compared before the next one (D06)."""
+        """Send data, manifest and pointer, each compared before the next one (D06).
+
+        Before each object: whether this process still is the one that writes here.
+        """
+        self._try(f"{self.url} was not claimed", lambda: self.claim.take(manifest.run_id))
         self._remove_unfinished()
         folder = self.url
         if reference.kind == "dcp":
@@ -127,6 +144,7 @@ class UrlMirror(UploadingMirror):
         self._announce(reference.manifest_path.name)
         self._send_bytes(manifest.to_bytes(), f"{folder}/{reference.manifest_path.name}")
         self._point_to(reference)
+        self._try(f"{self.url} was not asked for its writer", self.claim.require)
         self._write_receipt(reference, manifest.digest)
 
     def _send_file(self, source: Path, url: str, entry: FileEntry) -> None:
@@ -134,7 +152,8 @@ class UrlMirror(UploadingMirror):
 
         def send() -> None:
             self._make_folder(url)
-            self._files.put_file(str(source), url, **self._parts(entry.size))
+            condition = self._condition(url, is_one_request=not self._is_in_parts(entry.size))
+            self._files.put_file(str(source), url, **self._parts(entry.size), **condition)
 
         def compare() -> None:
             self._compare(url, entry.size, entry.blake3, lambda: _pieces_of(source))
@@ -148,7 +167,7 @@ class UrlMirror(UploadingMirror):
             self._compare(url, len(data), durable.digest_bytes(data), lambda: iter([data]))
 
         def send() -> None:
-            self._files.pipe_file(url, data)
+            self._files.pipe_file(url, data, **self._condition(url))
 
         self._try(f"{url} was not sent", lambda: _settle(send, compare))
 
@@ -184,13 +203,9 @@ class UrlMirror(UploadingMirror):
 
     def _facts_of(self, url: str) -> tuple[int | None, str]:
         """Size and tag of an object by the store, now, and not as it was listed before."""
-        self._files.invalidate_cache()
-        try:
-            info: Any = self._files.info(url)
-        except FileNotFoundError as error:
-            if _is_final(error) and _code_of(error):
-                raise
-            raise MirrorError(f"{url} is not there") from error
+        info = head_of(self._files, url)
+        if info is None:
+            raise MirrorError(f"{url} is not there")
         return info.get("size"), str(info.get("ETag", "")).strip('"')
 
     def _read(self, url: str) -> Iterator[bytes]:
@@ -198,6 +213,28 @@ class UrlMirror(UploadingMirror):
         with self._files.open(url, "rb", cache_type="none") as file:
             while data := file.read(self._part_bytes):
                 yield data
+
+    def _condition(self, url: str, *, is_one_request: bool = True) -> dict[str, str]:
+        """The arguments by which an object is written only if nobody else has written it since.
+
+        First it is looked at, then whether this process still is the writer. So a zombie's request
+        that was under way is refused once its successor has written the object. Where there is an
+        object, one that goes in parts has no such condition.
+
+        Raises:
+            WriterFenced: another one writes here by now.
+        """
+        there = head_of(self._files, url) if self._has_conditions else None
+        self.claim.require()
+        if not self._has_conditions:
+            return {}
+        if there is None:
+            return {"mode": "create"}
+        return {"IfMatch": str(there["ETag"])} if is_one_request else {}
+
+    def _is_in_parts(self, size: int) -> bool:
+        """Whether the filesystem of S3 sends so many bytes in parts."""
+        return self._is_s3 and size >= 2 * self._part_of(size)
 
     def _make_folder(self, url: str) -> None:
         """Make the folder of an object, where there are folders: in a bucket there are none."""
@@ -211,9 +248,8 @@ class UrlMirror(UploadingMirror):
 
         At most so many parts are in memory at a time.
         """
-        is_s3 = hasattr(self._files, "list_multipart_uploads")
         parts = {"chunksize": self._part_of(size), "max_concurrency": AT_ONCE}
-        return parts if is_s3 else {}
+        return parts if self._is_s3 else {}
 
     def _part_of(self, size: int) -> int:
         """How many bytes a part of an object has: S3 takes 10,000 parts at most."""
@@ -257,6 +293,7 @@ class UrlMirror(UploadingMirror):
 
         Raises:
             MirrorError: from the last error, with how often it was tried.
+            WriterFenced: as it is.
         """
         until = time.monotonic() + self._retries.deadline
         pause = self._retries.first_pause
@@ -265,19 +302,24 @@ class UrlMirror(UploadingMirror):
                 return send()
             except Exception as error:
                 is_last = attempt == self._retries.attempts or time.monotonic() + pause > until
+                if isinstance(error, WriterFenced):
+                    raise
                 if _is_final(error) or is_last:
                     self._is_clean = False
                     raise MirrorError(f"{what}, tried {attempt} times: {error}") from error
                 logger.warning("%s (attempt %d): %s", what, attempt, error)
-                self._renew(error)
+                self._adapt(error)
             self._pause(pause)
             pause *= 2
         raise AssertionError("unreachable")
 
-    def _renew(self, error: Exception) -> None:
-        """Read credentials anew, where those that were used have expired."""
+    def _adapt(self, error: Exception) -> None:
+        """Read credentials anew that have expired; drop conditions that the store does not know."""
+        if code_of(error) == NOT_THERE and self._has_conditions:
+            logger.warning("%s has no conditional writes: only claims fence here", self.url)
+            self._has_conditions = False
         connect = getattr(self._files, "connect", None)
-        if connect is not None and _code_of(error) in EXPIRED:
+        if connect is not None and code_of(error) in EXPIRED:
             connect(refresh=True)
 
     def _pause(self, seconds: float) -> None:
@@ -337,7 +379,7 @@ def _settle(send: Callable[[], None], compare: Callable[[], None]) -> None:
     try:
         send()
     except Exception as error:
-        if not _is_final(error):
+        if not _is_final(error) or is_refused_condition(error):
             with suppress(Exception):
                 compare()
                 logger.info("it is there, although its request ended so: %s", error)
@@ -346,19 +388,11 @@ def _settle(send: Callable[[], None], compare: Callable[[], None]) -> None:
     compare()
 
 
-def _code_of(error: BaseException | None) -> str:
-    """The code that a store gave with an error, such as NoSuchBucket; empty without one."""
-    while error is not None:
-        response: Any = getattr(error, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        error = error.__cause__
-    return ""
-
-
 def _is_final(error: BaseException) -> bool:
     """Whether another try can't end otherwise."""
-    code = _code_of(error)
+    if isinstance(error, WriterFenced):
+        return True
+    code = code_of(error)
     return code in FINAL_CODES if code else isinstance(error, FINAL)
 
 

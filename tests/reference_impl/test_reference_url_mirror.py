@@ -41,9 +41,7 @@ def endpoint() -> Iterator[str]:
 def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ANN401
     """A client of a server with an empty bucket."""
     moto_s3.lead_to(endpoint, monkeypatch, tmp_path)
-    one = moto_s3.emptied()
-    fsspec.filesystem("s3").invalidate_cache()
-    return one
+    return moto_s3.emptied()
 
 
 @pytest.fixture(params=["memory", "s3"])

@@ -42,15 +42,18 @@ def served() -> Iterator[str]:
         server.stop()
 
 
-def proxied(store: str, folder: Path) -> StoreProxy:
+def proxied(store: str, folder: Path, **given: Any) -> StoreProxy:  # noqa: ANN401
     """Make a proxy in front of the server; moto says 500 of an upload that has ended."""
     from ckpt_conformance.fault_injectors.object_store.proxy import StoreProxy
 
-    return StoreProxy(store, folder, knows_uploads=False)
+    return StoreProxy(store, folder, knows_uploads=False, **given)
 
 
 def lead_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Set the environment that leads s3fs and boto3 to the server, and to nobody's account."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()  # one of an earlier test speaks to its server
     for name in [one for one in os.environ if one.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)

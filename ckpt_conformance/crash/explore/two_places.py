@@ -42,6 +42,7 @@ MODELS_OF_DISKS = ("ext4", "xfs", "btrfs")
 DEATH = "kill"
 ANY_DISK = "posix"  # of a mirror, whose file system nobody knows
 LEAVING = frozenset({Kind.RENAME, Kind.EXCHANGE, Kind.UNLINK, Kind.RMDIR})
+OF_AN_UPLOAD = 5000  # states that are made: a plan for fewer may leave the upload itself out
 NO_CONTENT = Content(-1)  # of a directory or a link
 
 
@@ -127,7 +128,7 @@ def unsettled(recording: Recording, step: int) -> Iterator[Loss]:
     upload = replace(recording, operations=recording.operations[: min(begun, default=None)])
     rng = random.Random(0)  # noqa: S311
     found: dict[Held, State] = {}
-    for state in MODELS[ANY_DISK].states(upload, rng, QUICK.candidates):
+    for state in MODELS[ANY_DISK].states(upload, rng, OF_AN_UPLOAD):
         held = _mirrored(state, step)
         if held not in found or found[held].point < state.point:
             found[held] = state
