@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.injected_calls import Trial
     from ckpt_conformance.subject.subject import Subject
 
-MODELS = ("ext4", "xfs", "btrfs")
+MODELS = verdicts.MODELS_OF_POWER_LOSS
 STALE = 4  # saves that were made again, and did not sync again, at the quick budget
 
 
@@ -24,12 +25,16 @@ def test_power_loss_leaves_a_whole_step(subject: Subject) -> None:
 
     Why: without fsync a rename can reach the disk before the data: the newest checkpoint has its
     name and no bytes, and the job does not start (O03, A05). What a program still buffers when it
-    syncs a small file is no part of that sync (A04).
+    syncs a small file is no part of that sync (A04); the sync of a large one, which takes long, is
+    left to the kernel.
     How: record the system calls of saves, the first one of a small job; lay out what ext4, xfs and
     btrfs may hold after a power loss at each of them, and resume. An older step than the last is no
-    matter here.
+    matter here. Then the same of a job with a tensor of 64 MiB, if data of its save is not synced
+    when it is acknowledged, for what may be lost right after that.
     """
     verdicts.require_clean(subject, verdicts.saves(subject), MODELS, TORN)
+    with contextlib.suppress(NotApplicable):  # it takes no such job, or has synced all of it
+        verdicts.require_clean(subject, ("large",), MODELS, TORN, explore=verdicts.explored_large)
 
 
 @check("CKC-DURA-002")

@@ -6,12 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import DEFAULT_KIND, trees
 from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.harness.messages import (
+    BeginSave,
     Close,
+    EndSaves,
     Fresh,
     LeavesResult,
     Load,
@@ -20,8 +23,10 @@ from ckpt_conformance.harness.messages import (
     ProbeResult,
     ReadLeaves,
     Run,
+    RunResult,
     Save,
     SaveResult,
+    Train,
     whole,
 )
 from ckpt_conformance.subject import controls, oracle
@@ -34,13 +39,14 @@ from ckpt_conformance.suites.controls import test_sigkill_truncation as kills
 from ckpt_conformance.suites.controls import test_undisturbed_run as undisturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import AnyOp, Leaves
     from ckpt_conformance.subject.subject import Subject
 
+LATE = fault_injectors.spec("late-threads")
 ARRIVE = Run(resume=True, stop_after=0)
 LEAKS = 6  # saves, or loads, that each may leave a descriptor open
 SLACK = 256 << 10  # bytes; the storage behind the view is 4 MiB
@@ -352,8 +358,10 @@ def test_an_acknowledged_step_stays_as_it_was_saved(subject: Subject) -> None:
     Why: a snapshot that is a reference changes with the live state (D03); a step that is written
     again for the next one is lost with it (VX8, LX10; A10). How steps share files is the manager's
     own affair: what counts is what loads.
-    How: save, train on, close, load in a new process. Where steps are kept, load the first step
-    after the second save, and after kills in that save; compare bit for bit.
+    How: save, train on, close, load in a new process. Where a save goes on after it has returned,
+    let no other thread run until the job has trained on and changed every tensor in place, and what
+    is in lists of the optimizer's state. Where steps are kept, load the first step after the second
+    save, and after kills in that save; compare bit for bit.
     """
     golden = subject.golden()
     state = subject.loaded(golden, 2)
@@ -365,8 +373,38 @@ def test_an_acknowledged_step_stays_as_it_was_saved(subject: Subject) -> None:
         changed = _differing(_folder(subject) / "2", subject.root)
         message = "training on changes what a step loads"
         raise Violation(message, evidence=_evidence(subject, resumed, state, changed))
+    if result.of(RunResult).in_background:
+        _is_kept_while_it_is_written(subject)
     if "explicit_step" in subject.info.capabilities:
         _is_kept_by_saves(subject, state)
+
+
+def _is_kept_while_it_is_written(subject: Subject) -> None:
+    """Raise Violation if what the job changes before a save has written is in the step.
+
+    The control lets the save end first. Who keeps no lists in an optimizer's state, or refuses
+    them, is asked without.
+    """
+    lists = (undisturbed.probe("keep_lists"), undisturbed.probe("change_lists"))
+    for keep, change in (((lists[0],), (lists[1],)), ((), ())):
+        late = _changed_after(subject, [*keep, BeginSave(faults=(LATE,))], change)
+        plain = _changed_after(subject, [*keep, Save()], change)
+        given = oracle.arrival(plain)[1]
+        if given and not oracle.same(oracle.arrival(late)[1], given, subject.holds):
+            message = "what the job changes while a save goes on is in the step"
+            raise Violation(message, evidence=subject.evidence(late, given))
+        if given and plain.went_well:
+            return
+
+
+def _changed_after(
+    subject: Subject, saving: Sequence[AnyOp], change: Sequence[AnyOp]
+) -> ProcessResult:
+    """Save step 2, change the job while that may go on, and return a resume in a new process."""
+    trees.clear(subject.root)
+    ops: list[AnyOp] = [Train(n=2), *saving, *change, Train(n=1), Perturb(), EndSaves(), Close()]
+    subject.execute(*ops)
+    return subject.resume()
 
 
 def _is_kept_by_saves(subject: Subject, state: Leaves) -> None:

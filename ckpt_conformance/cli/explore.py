@@ -416,7 +416,7 @@ def _check_parts(
 def _workloads(names: Sequence[str], *, every: bool) -> list[str]:
     from ckpt_conformance.crash.explore import workloads
 
-    return list(names or (workloads.WORKLOADS if every else workloads.QUICK))
+    return list(names or (workloads.EVERY if every else workloads.QUICK))
 
 
 class Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -566,3 +567,24 @@ class ClosesInAHurry(Mirrors):
     """Leaves the end of a long upload to a process that ends."""
 
     kind = JoinsBriefly
+
+
+class Jittering(Watched):
+    """Sends each file after a pause that is drawn."""
+
+    def _announce(self, name: str) -> None:
+        """Draw from the generator of the whole process, which the job draws from, too."""
+        random.random()  # noqa: S311  no time is spent in a test
+        super()._announce(name)
+
+
+@mutant(
+    "G02-upload",
+    url="pytorch/pytorch#164929",
+    change="the thread of the uploads draws from the global generator of Python",
+    violates={"CKC-SIDE-001"},
+)
+class DrawsWhileItUploads(Mirrors):
+    """Moves the job's random numbers, now and then."""
+
+    kind = Jittering

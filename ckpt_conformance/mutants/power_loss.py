@@ -38,6 +38,22 @@ class NeverSyncsFiles(CheckpointManager):
 
 
 @mutant(
+    "A05-large",
+    url="jundot/omlx#3095",
+    change="files of more than 4 MiB are flushed to the kernel, and not synced",
+    violates={"CKC-DURA-001"},
+)
+class SyncsWhatIsSmall(CheckpointManager):
+    """Does not let the job wait for a large file."""
+
+    def fsync_file(self, file: BinaryIO) -> None:
+        """Sync what takes no time."""
+        file.flush()
+        if os.fstat(file.fileno()).st_size <= 4 << 20:
+            super().fsync_file(file)
+
+
+@mutant(
     "A04-buffer",
     url="NVIDIA/nvidia-resiliency-ext#359",
     change="a file is synced before Python's buffer is handed to the kernel",

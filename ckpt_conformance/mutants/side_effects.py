@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
@@ -120,6 +121,22 @@ class OneModeForAll(CheckpointManager):
             return super().capture_model(model)
         finally:
             model.train(is_training)
+
+
+@mutant(
+    "P02-ignored",
+    url="Lightning-AI/pytorch-lightning#21406",
+    change="a save ignores SIGTERM, so that nothing cuts it short, and leaves it so",
+    violates={"CKC-SIDE-001"},
+)
+class IgnoresTheSignal(CheckpointManager):
+    """Undoes nothing: the job gets no word of its preemption any more."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Ignore the signal, then save."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return super().save_snapshot(state)
 
 
 @mutant(

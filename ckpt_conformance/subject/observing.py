@@ -46,8 +46,15 @@ def surroundings(child: Any) -> dict[str, Any]:  # noqa: ANN401  a Child
         "gradients": digests.leaves({name: parameter.grad for name, parameter in named}),
         "hooks": sum(len(module._forward_hooks) for module in model.modules()),  # noqa: SLF001
         "groups": repr(groups),
+        "signals": _signals(),
         **_process(),
     }
+
+
+def _signals() -> dict[str, str]:
+    """Name the handler of each signal, the same in each process."""
+    handlers = {number.name: signal.getsignal(number) for number in signal.Signals}
+    return {name: getattr(one, "__qualname__", repr(one)) for name, one in handlers.items()}
 
 
 def _process() -> dict[str, Any]:
@@ -96,6 +103,11 @@ def get_ready(child: Any) -> None:  # noqa: ANN401  a Child
     """Open the manager, then install a handler of the job's own for SIGTERM, as many jobs do."""
     child.prepare()
     child.opened  # noqa: B018  the property opens it
+    handle_signals(child)
+
+
+def handle_signals(_child: Any) -> None:  # noqa: ANN401  a Child
+    """Install a handler of the job's own for SIGTERM."""
     signal.signal(signal.SIGTERM, _on_signal)
 
 
@@ -151,6 +163,24 @@ def hold(child: Any, mib: int) -> None:  # noqa: ANN401  a Child
     """Let the model hold a buffer of so many MiB, no element of it like another one."""
     elements = torch.arange(mib << 18, dtype=torch.int32)
     child.job.model.register_buffer("varying", elements)
+
+
+def keep_lists(child: Any) -> None:  # noqa: ANN401  a Child
+    """Let the optimizer keep a list of tensors and a list in a list, as Shampoo and LBFGS do.
+
+    They stand in the state of a float32 parameter, which torch's own load keeps as they are.
+    """
+    state = child.job.optimizers["optimizer"].state
+    first = next(one for one in state if one.dtype == torch.float32)
+    state[first]["kept"] = [torch.arange(3.0), [1.0]]
+
+
+def change_lists(child: Any) -> None:  # noqa: ANN401  a Child
+    """Change what `keep_lists` made, in place."""
+    for state in child.job.optimizers["optimizer"].state.values():
+        if "kept" in state:
+            state["kept"][0].add_(1.0)
+            state["kept"][1].append(2.0)
 
 
 def freeze(child: Any) -> None:  # noqa: ANN401  a Child

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.contract import DEFAULT_KIND
+from ckpt_conformance.contract import DEFAULT_KIND, Capability
 from ckpt_conformance.contract.verdicts import Violation
-from ckpt_conformance.harness.messages import Probe, ProbeResult, Run, RunResult, Save, SaveResult
+from ckpt_conformance.harness.messages import (
+    Close,
+    Options,
+    Probe,
+    ProbeResult,
+    Run,
+    RunResult,
+    Save,
+    SaveResult,
+)
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.controls import test_smoke as smoke
@@ -48,7 +57,17 @@ def difference(plain: ProcessResult, saved: ProcessResult) -> dict[str, object]:
     before: Mapping[str, object] = plain.of(ProbeResult).value
     after: Mapping[str, object] = saved.of(ProbeResult).value
     changed = [key for key, value in before.items() if after.get(key) != value]
-    return evidence | ({"around": changed} if changed else {})
+    around = [_told(key, before[key], after.get(key)) for key in changed]
+    return evidence | ({"around": around} if around else {})
+
+
+def _told(key: str, before: object, after: object) -> str:
+    """Name a thing around a job; of several with names those that changed, and how."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return key
+    pairs: dict[str, object] = before
+    changed = [name for name, value in pairs.items() if after.get(name) != value]
+    return f"{key}: " + ", ".join(f"{one}: {pairs[one]} -> {after.get(one)}" for one in changed[:4])
 
 
 def _records(result: ProcessResult) -> list[StepRecord]:
@@ -61,18 +80,22 @@ def test_a_run_with_saves_is_the_run_without(subject: Subject) -> None:
     """Saving changes nothing of the run: records, modes, gradients, optimizers, generators.
 
     Why: a getter that steps the optimizer, a draw from the global generator or a model left in
-    evaluation mode makes every run that saves another run than one that does not (G02).
+    evaluation mode makes every run that saves another run than one that does not (G02). A signal
+    that is ignored from the first save on costs the last save before a preemption (P02).
     How: train the same job with and without saves, the first save inside an accumulation; a manager
-    saves the second step twice. One module is in evaluation mode while the others train. Compare
-    each step's record, every component at the end, and what surrounds them.
+    saves the second step twice. One module is in evaluation mode while the others train, and the
+    job handles SIGTERM itself. Compare each step's record, every component at the end, and what
+    surrounds them. Then the same with a mirror, where the adapter declares one: what uploads draws
+    nothing either.
     """
     kind = "accumulate" if "gradients" in subject.holds else DEFAULT_KIND
     again = [Save(step=4, go_on=True)] if subject.info.shape == "manager" else []
 
-    def run(save_at: tuple[int, ...], over: Sequence[Save]) -> ProcessResult:
-        parts: list[AnyOp] = [Run(until=4, save_at=save_at), *over] if again else []
+    def run(save_at: tuple[int, ...], over: Sequence[Save], **given: Any) -> ProcessResult:  # noqa: ANN401
+        parts: list[AnyOp] = [Run(until=4, save_at=save_at), *over, Close()] if again else []
         rest = Run(until=7, save_at=() if again else save_at, final=True)
-        return subject.execute(probe("freeze"), *parts, rest, probe("surroundings"), kind=kind)
+        ready = (probe("freeze"), probe("handle_signals"))
+        return subject.execute(*ready, *parts, rest, probe("surroundings"), kind=kind, **given)
 
     plain = ended(subject, run((), []), "a run without saves")
     saved = run((1, 4), again)
@@ -81,6 +104,11 @@ def test_a_run_with_saves_is_the_run_without(subject: Subject) -> None:
     evidence = difference(plain, saved)
     if evidence:
         raise Violation("a run that saves is not the run that does not", evidence=evidence)
+    if again and Capability.MIRROR in subject.info.capabilities:
+        mirrored = run((1, 4), [], options=Options(mirror=str(subject.scratch / "mirror")))
+        if mirrored.went_well and (evidence := difference(plain, mirrored)):
+            message = "a run that saves with a mirror is not the run that does not save"
+            raise Violation(message, evidence=evidence)
 
 
 def judged(subject: Subject, judge: Callable[[], object]) -> None:

@@ -53,6 +53,36 @@ class Aliasing(ThreadManager):
         return Late(self.path(step), states)
 
 
+class SharingCounters(ThreadManager):
+    """Copies for its thread what has dimensions: a counter costs nothing to copy, and changes."""
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
+        states = {name: self.copied(part.state_dict()) for name, part in job.components.items()}
+        return FutureSave(self.executor.submit(self.write, self.path(step), states))
+
+    def copied(self, tree: Any) -> Any:  # noqa: ANN401  a state_dict, or what is in one
+        if isinstance(tree, torch.Tensor):
+            return tree.detach().clone() if tree.ndim else tree.detach()
+        if isinstance(tree, dict):
+            return {key: self.copied(value) for key, value in tree.items()}
+        return [self.copied(one) for one in tree] if isinstance(tree, list) else tree
+
+    @staticmethod
+    def write(path: Path, states: dict[str, Any]) -> None:
+        file = io.BytesIO()
+        torch.save(states, file)
+        publish(path, file.getvalue())
+
+
+class SharingLists(SharingCounters):
+    """Copies lists for its thread, and not what is in them."""
+
+    def copied(self, tree: Any) -> Any:  # noqa: ANN401
+        if isinstance(tree, torch.Tensor):
+            return tree.detach().clone()
+        return [*tree] if isinstance(tree, list) else super().copied(tree)
+
+
 @dataclass
 class Late:
     """A save that begins when it is waited for: what a slow disk makes of any other."""
@@ -260,6 +290,8 @@ def background(manager: type[ThreadManager], **more: Any) -> Background:  # noqa
 
 thread = background(ThreadManager)
 aliasing = background(Aliasing)
+sharing_counters = background(SharingCounters)
+sharing_lists = background(SharingLists)
 forgetful = background(Forgetful)
 unwrapped = background(Unwrapped)
 wrapping = background(Wrapping, prepares=True)

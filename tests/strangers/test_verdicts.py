@@ -97,6 +97,8 @@ ADAPTERS = (
         for name in (
             "thread",
             "aliasing",
+            "sharing_counters",
+            "sharing_lists",
             "forgetful",
             "unwrapped",
             "wrapping",
@@ -205,6 +207,15 @@ def test_a_thread_that_writes_the_live_state_is_seen(strangers: Server) -> None:
     found = verdicts("background:aliasing", strangers, "CKC-RTRP-001", "CKC-RSUM-001")
     told = {one.verdict for one in found["CKC-RTRP-001"]}
     assert Verdict.VIOLATION in told <= {Verdict.VIOLATION, Verdict.UNKNOWN}  # other jobs
+
+
+@pytest.mark.parametrize("shared", ["counters", "lists"])
+def test_what_a_thread_shares_with_the_job_is_seen(shared: str, strangers: Server) -> None:
+    """However soon the thread has written in a run that nobody disturbs."""
+    found = verdicts(f"background:sharing_{shared}", strangers, "CKC-SIDE-003")
+    (outcome,) = found["CKC-SIDE-003"]
+    assert outcome.verdict is Verdict.VIOLATION
+    assert "while a save goes on" in outcome.reason
 
 
 def test_a_thread_whose_error_nobody_asks_for_is_seen(strangers: Server) -> None:

@@ -66,6 +66,7 @@ __all__ = [
 
 CHUNK = 250  # items of one child; between two of them progress shows and Ctrl-C stops
 CHUNK_OF_RANKS = 50  # items of one world
+OF_A_LARGE_SAVE = Limits(candidates=60, recoveries=2, alone=2, rounds=1, onward=0)
 QUICK_OF_RANKS = Limits(candidates=500, recoveries=18, alone=2, rounds=1, onward=0)
 FULL_OF_RANKS = Limits(candidates=4000, recoveries=300, alone=24, rounds=2, onward=0)
 

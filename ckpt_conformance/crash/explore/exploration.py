@@ -464,6 +464,11 @@ class BaseExplorer:
         rest = sorted([*chosen.values()][len(worst) : limit], key=lambda case: case.state.point)
         return [*worst, *rest]  # a verdict soon, then with little to change from state to state
 
+    def lacking(self, cases: Sequence[Case]) -> list[Case]:
+        """Keep those that lack something right after an acknowledgement."""
+        worst, others = self._lacking(cases, random.Random(self.seed))  # noqa: S311
+        return [*worst, *others]
+
     def _lacking(self, cases: Sequence[Case], rng: random.Random) -> tuple[list[Case], list[Case]]:
         """List contents just after acknowledgements that lack something.
 

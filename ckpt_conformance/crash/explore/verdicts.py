@@ -9,6 +9,7 @@ import msgspec
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, joined
 from ckpt_conformance.crash.explore import (
+    audit,
     bundles,
     engine,
     reproduced,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
 
 MODELS_OF_RANKS = ("ranks", "node-loss")  # what `nfs` loses `node-loss` loses, too
+MODELS_OF_POWER_LOSS = ("ext4", "xfs", "btrfs")
 SAME = ("same",)
 NEWEST = 4  # the step that the workload `second` saves
 RANKS = {"fsdp": 2}  # the layout of a world whose saves are recorded
@@ -61,6 +63,26 @@ def _explore(subject: Subject, name: str) -> Explorer:
     controls.append(explorer.result.control)
     carry(subject, name, explorer)
     return explorer
+
+
+def explored_large(subject: Subject, name: str) -> Explorer:
+    """Explore a save of tensors of many MiB under power losses, once per subject.
+
+    Each recovery costs what a load of it costs, and a database writes such a tensor by thousands of
+    pages. So nothing is explored unless the trace shows data that was not synced (NotApplicable),
+    and then only what lacks something right after the acknowledgement.
+    """
+
+    def explore() -> Explorer:
+        recorded = workloads.record(subject, name)
+        if not any(one.rule in audit.OF_DATA for one in audit.audit(recorded.recording)):
+            raise NotApplicable("all data of the save was synced when it was acknowledged")
+        explorer = engine.Explorer(subject, recorded, engine.OF_A_LARGE_SAVE)
+        engine.run(explorer, MODELS_OF_POWER_LOSS, share=explorer.lacking)
+        carry(subject, name, explorer)
+        return explorer
+
+    return require_usable(subject, subject.once(EXPLORED, explore, name))
 
 
 def explore_injected(subject: Subject, fault: Fault) -> str:
@@ -191,9 +213,9 @@ def evidence(subject: Subject, explorer: Explorer, worst: FoundViolation) -> dic
     record = msgspec.to_builtins(worst.record())
     wanted = ("outcome", "model", "point", "why", "operation", "source", "blame", "grade", "told")
     found = explorer.result.audit_of([worst.case.model])
-    audit = [finding.summary for finding in found[:8]]
+    told = [finding.summary for finding in found[:8]]
     fields = {key: record[key] for key in wanted if record[key]}
-    return {**fields, "differs": record["differs"][:4], "audit": audit}
+    return {**fields, "differs": record["differs"][:4], "audit": told}
 
 
 def unusable(subject: Subject, models: Sequence[str]) -> list[str]:

@@ -36,7 +36,8 @@ class Workload:
     """Runs of one child after the steps of `before` were saved; each run is (until, save at).
 
     `resume`: the first run resumes. `keep` is the retention that is asked for. `job` is the kind of
-    job; nothing is saved before one of another kind than the usual.
+    job; nothing is saved before one of another kind than the usual. `is_apart`: only the check that
+    names it explores it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Workload:
     needs: tuple[Capability, ...] = ()
     layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
     job: str = DEFAULT_KIND
+    is_apart: bool = False
     tried_again: bool = False  # its one save meets a fault, raises, and is made once more
 
 
@@ -57,6 +59,14 @@ WORKLOADS = {
     for workload in (
         Workload("first", "the first save of all", (), ((2, (2,)),)),
         Workload("small", "the first save of all, of a small job", (), ((2, (2,)),), job="small"),
+        Workload(
+            "large",
+            "the first save of all, of a large job",
+            (),
+            ((2, (2,)),),
+            job="large",
+            is_apart=True,
+        ),
         Workload("second", "a save, an older step is there", (2,), ((4, (4,)),)),
         Workload("same", "a save over the same step", (2, 4), ((4, (4,)),), seed=OTHER),
         Workload("resumed", "a resume, then a save", (2,), ((4, (4,)),), resume=True),
@@ -81,6 +91,7 @@ WORKLOADS = {
         Workload("resumed-twice", "a resume, then two saves", (2,), ((6, (4, 6)),), resume=True),
     )
 }
+EVERY = tuple(name for name, workload in WORKLOADS.items() if not workload.is_apart)
 QUICK = ("first", "second", "same", "resumed", "rotated")
 
 
@@ -91,7 +102,7 @@ def usual(subject: Subject) -> tuple[str, ...]:
     first save is that of a small job: what is shorter than a buffer, a sync can miss.
     """
     if subject.budget == "full":
-        return tuple(WORKLOADS)
+        return EVERY
     rotates = Capability.RETENTION in subject.info.capabilities
     return ("small", "rotated" if rotates else "second", "same")
 
