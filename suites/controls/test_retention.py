@@ -475,11 +475,13 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
 
     Why: a cleanup at start-up took what it did not know for leftovers (B16); paths kept in a
     checkpoint pointed into the run it was copied from (C10, KX8).
-    How: plant foreign names, save and rotate; run on in a copy of the tree; look at the originals.
+    How: plant foreign names, an hour old, save and rotate; run on in a copy of the tree; look at
+    the originals.
     """
     golden = subject.golden()
     similar = [path for name in names.of_step(golden, 4) for path in names.lookalikes(name)]
     foreign = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
+    names.age(subject.root)
     before = {name: _stamp(subject.root / name) for name in foreign}
     result = rotating(subject, 6, (2, 4, 6), fewest(subject), then=[Close()])
     if not result.went_well:

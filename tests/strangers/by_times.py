@@ -1,7 +1,8 @@
-"""A manager whose rotation goes by times; those of less than a second it takes for no times."""
+"""Managers whose rotation goes by times; those that lie close together they take for no times."""
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.contract import OpenOptions, TrainingJob
+
+MINUTE = 60  # seconds; longer than a check takes on any machine
 
 
 @dataclass
@@ -34,17 +37,35 @@ class ByTimes(StepFiles):
         return by_time if span >= 1 else numbered
 
 
+@dataclass
+class Either(ByTimes):
+    """Whatever begins like a step goes by its time, as in Trainer; by number its own steps alone."""
+
+    def oldest_first(self) -> list[Path]:
+        files = [path for path in self.root.glob("step-*") if stat.S_ISREG(path.lstat().st_mode)]
+        by_time = sorted(files, key=lambda path: path.stat().st_mtime)
+        span = by_time[-1].stat().st_mtime - by_time[0].stat().st_mtime
+        return by_time if span >= MINUTE else [self.path(step) for step in self.steps()]
+
+
 @dataclass(frozen=True)
 class Adapter(AdapterBase):
+    opens: type[ByTimes] = ByTimes
+
     def open(self, root: Path, options: OpenOptions) -> ByTimes:
-        return ByTimes(root, options.keep_last)
+        return self.opens(root, options.keep_last)
 
 
-def make() -> Adapter:
+def make(opens: type[ByTimes] = ByTimes) -> Adapter:
     steps = {Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}
     return Adapter(
         name="by-times",
         version="1",
         capabilities=frozenset(steps),
         holds=EVERYTHING | {"gradients"},
+        opens=opens,
     )
+
+
+def either() -> Adapter:
+    return make(Either)

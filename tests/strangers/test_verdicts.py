@@ -120,7 +120,7 @@ ADAPTERS = (
     *(f"hasty:{name}" for name in HASTY),
     *(f"numbered:{name}" for name in NUMBERED),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
-    "by_times:make",
+    *("by_times:make", "by_times:either"),
     "drawing:make",
     "parallel:make",
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
@@ -406,6 +406,12 @@ def test_what_dead_saves_left_is_older_than_the_next_save(strangers: Server) -> 
     """A process that starts again takes longer than one second; the check does not."""
     (outcome,) = verdicts("by_times:make", strangers, "CKC-RETN-012")["CKC-RETN-012"]
     assert outcome.verdict is Verdict.PASS, outcome.reason
+
+
+def test_what_others_left_is_older_than_the_run(strangers: Server) -> None:
+    """Rotation by times meets it as on a disk: what people left is no file of this second."""
+    (outcome,) = verdicts("by_times:either", strangers, "CKC-RETN-005")["CKC-RETN-005"]
+    assert outcome.verdict is Verdict.VIOLATION, outcome.reason
 
 
 @pytest.mark.parametrize("name", TRICKS)

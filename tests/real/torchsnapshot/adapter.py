@@ -13,12 +13,37 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract import OpenOptions, TrainingJob
 
 
+class Pending:
+    """`PendingSnapshot`, whose `done` and `wait` are documented, as a handle."""
+
+    def __init__(self, snapshot: Any) -> None:
+        """Keep it."""
+        self.snapshot = snapshot
+
+    def wait(self) -> None:
+        """Wait; raises RuntimeError where it failed."""
+        self.snapshot.wait()
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+        return bool(self.snapshot.done())
+
+    def exception(self) -> BaseException | None:
+        """Return what `wait` raises."""
+        try:
+            self.wait()
+        except RuntimeError as error:
+            return error
+        return None
+
+
 class Snapshots:
     """One snapshot a step, in `step-N` of one folder."""
 
     def __init__(self, root: Path) -> None:
         """Keep the folder."""
         self.root = root
+        self.pending: list[Pending] = []
 
     def path(self, step: int) -> Path:
         """Return where the snapshot of a step is."""
@@ -30,13 +55,26 @@ class Snapshots:
         Of `take` is documented: '`path` must not point to an existing snapshot'. To heed it is up
         to the caller.
         """
-        from torchsnapshot import Snapshot, StateDict
+        from torchsnapshot import Snapshot
+
+        Snapshot.take(**self.asked(job, step))
+
+    def save_async(self, job: TrainingJob, step: int) -> Pending:
+        """Take a snapshot 'asynchronously'; it 'returns early'."""
+        from torchsnapshot import Snapshot
+
+        self.pending.append(Pending(Snapshot.async_take(**self.asked(job, step))))
+        return self.pending[-1]
+
+    def asked(self, job: TrainingJob, step: int) -> dict[str, Any]:
+        """Return the arguments of a snapshot of a job."""
+        from torchsnapshot import StateDict
 
         if step in self.steps():
             msg = f"{self.path(step)} is an existing snapshot: take() must not be pointed to it"
             raise FileExistsError(msg)
         state: dict[str, Any] = {**job.components, "progress": StateDict(step=step)}
-        Snapshot.take(path=str(self.path(step)), app_state=state)
+        return {"path": str(self.path(step)), "app_state": state}
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Restore a step, or the one with the largest number."""
@@ -71,7 +109,9 @@ class Snapshots:
         return True
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Wait for what was begun, which a script has to do: there is no manager to close."""
+        for each in self.pending:
+            each.wait()
 
 
 class TorchSnapshot(AdapterBase):
@@ -93,7 +133,7 @@ def make() -> TorchSnapshot:
     return TorchSnapshot(
         name="torchsnapshot",
         version=version,
-        capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP}),
+        capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.ASYNC}),
         holds=EVERYTHING | {"gradients"},
         library=f"torchsnapshot {version}",
         owner="library: torchsnapshot",

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.contract import FutureSave
+from ckpt_conformance.contract import Capability, FutureSave
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -49,4 +49,6 @@ class TorchTitan(synchronous.TorchTitan):  # type: ignore[misc]  # as above
 
 def make() -> TorchTitan:
     """Make the adapter."""
-    return TorchTitan(**vars(synchronous.make()) | {"name": "torchtitan-async"})
+    fields = vars(synchronous.make())
+    more = fields["capabilities"] | {Capability.ASYNC}
+    return TorchTitan(**fields | {"name": "torchtitan-async", "capabilities": more})
