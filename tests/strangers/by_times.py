@@ -39,7 +39,7 @@ class ByTimes(StepFiles):
 
 @dataclass
 class Either(ByTimes):
-    """Whatever begins like a step goes by its time, as in Trainer; by number its own steps alone."""
+    """By times whatever begins like a step goes, as in Trainer; by numbers its own steps alone."""
 
     def oldest_first(self) -> list[Path]:
         files = [path for path in self.root.glob("step-*") if stat.S_ISREG(path.lstat().st_mode)]
