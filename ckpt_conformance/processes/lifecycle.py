@@ -128,13 +128,32 @@ def kill_tree(pid: int) -> None:
 
     What lost its parent before, and what a thread other than the main one started, is not found.
     """
+    for member in tree(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process and all below it, without those that `kill_tree` does not find."""
     pids = [pid]
     for parent in pids:  # which grows
         with contextlib.suppress(OSError):
             pids += map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
-    for member in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(member, signal.SIGKILL)
+    return pids
+
+
+def in_line(pid: int) -> float:
+    """Return for how many seconds the threads of a process's tree have stood in line for a CPU.
+
+    Of all threads together, by Documentation/scheduler/sched-stats.rst of Linux; 0.0 where the
+    kernel does not count them.
+    """
+    waited = 0
+    for member in tree(pid):
+        for thread in Path(f"/proc/{member}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                waited += int(thread.read_text().split()[1])
+    return waited / 1e9
 
 
 def reap(pid: int = -1) -> Exit:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -14,7 +17,7 @@ import pytest
 from stopped import carriers
 
 from ckpt_conformance.harness import client
-from ckpt_conformance.harness.messages import JobSpec, Program, Save
+from ckpt_conformance.harness.messages import ExitKind, JobSpec, Program, Save
 from ckpt_conformance.plugin.options import SessionOptions
 from ckpt_conformance.plugin.session import run_session
 
@@ -136,21 +139,42 @@ def test_no_process_is_left(outcomes: dict[tuple[str, str], CheckOutcome], on_pa
 
 
 def test_a_child_dies_with_its_server(on_path: str, tmp_path: Path) -> None:
-    program = Program(
-        adapter="misbehaving:hangs_in_save",
-        root=str(tmp_path),
-        journal=str(tmp_path / "journal"),
-        result=str(tmp_path / "result"),
-        output=str(tmp_path / "output"),
-        job=JobSpec(kind="plain", seed=0),
-        ops=(Save(),),
-    )
+    program = one_save("misbehaving:hangs_in_save", tmp_path)
     with client.Server(("misbehaving:hangs_in_save",)) as server:
         child = threading.Thread(target=run_and_ignore, args=(server.socket, program))
         child.start()
         wait(lambda: (tmp_path / "journal").exists() and (tmp_path / "journal").read_text())
     child.join()
     wait(lambda: not carriers(on_path))
+
+
+def test_what_waits_for_a_busy_machine_does_not_hang(on_path: str, tmp_path: Path) -> None:
+    """It needs half a second and gets a quarter of a CPU: two seconds are no hang, after one."""
+    del on_path
+    adapter = "misbehaving:works_beside_others"
+    program = one_save(adapter, tmp_path, deadline=1.0)
+    cpu = min(os.sched_getaffinity(0))
+    busy = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
+    with client.Server((adapter,)) as server, contextlib.ExitStack() as others:
+        for _ in range(3):
+            others.callback(others.enter_context(subprocess.Popen(busy)).kill)
+        connection = client.Client(server.socket)
+        others.callback(connection.close)
+        result = connection.run(program)
+    assert result.exit_kind is ExitKind.ENDED, result.output
+
+
+def one_save(adapter: str, folder: Path, deadline: float = 60.0) -> Program:
+    return Program(
+        adapter=adapter,
+        root=str(folder),
+        journal=str(folder / "journal"),
+        result=str(folder / "result"),
+        output=str(folder / "output"),
+        job=JobSpec(kind="plain", seed=0),
+        ops=(Save(),),
+        deadline=deadline,
+    )
 
 
 def run_and_ignore(socket: str, program: Program) -> None:

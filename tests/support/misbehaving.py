@@ -72,6 +72,15 @@ def eat(*_: object) -> None:
         eaten.append(torch.empty(1 << 28, dtype=torch.uint8))  # not touched: address space only
 
 
+def work_beside_others(manager: SingleFile, job: Job, step: int) -> None:
+    """Need half a second of the CPU on which others are busy."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    end = time.process_time() + 0.5
+    while time.process_time() < end:
+        pass
+    SingleFile.save(manager, job, step)
+
+
 def crash(*_: object) -> None:
     ctypes.string_at(0)
 
@@ -105,6 +114,7 @@ good = broken()
 wrong = broken(load=wrong_data)
 hangs_in_load = broken(load=lambda *_: time.sleep(600))
 hangs_in_save = broken(save=lambda *_: time.sleep(600))
+works_beside_others = broken(save=work_beside_others)
 stops = broken(load=lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
 eats_memory = broken(load=eat)
 kills_itself = broken(load=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
