@@ -9,6 +9,8 @@ Proof: `fired`, the number of threads that stood.
 
 from __future__ import annotations
 
+import contextlib
+import selectors
 import threading
 import time
 from concurrent.futures import thread as pools
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.fault_injectors.injector import Injector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from ckpt_conformance.contract.journal import ChildJournal
@@ -36,6 +38,7 @@ CALLS: tuple[tuple[Any, str], ...] = (
     (threading.Condition, "wait"),
     (ITEM, "run"),
     (time, "sleep"),
+    (selectors.DefaultSelector, "select"),  # what an event loop of the caller waits in
 )
 
 
@@ -156,6 +159,18 @@ class LateThreads(Injector):
         if timeout != 0 and is_caller and not self._is_starting:
             self.let_go()
 
+    @contextlib.contextmanager
+    def while_it_waits(self, timeout: float | None) -> Generator[None, None, None]:
+        """Let others go on as long as the caller waits; who comes to a halt later stands again.
+
+        A save may stage in an event loop, and begin its thread when that has ended.
+        """
+        was_open = self.is_open
+        self.before_wait(timeout)
+        yield
+        if threading.get_ident() == self.caller:
+            self.is_open = was_open
+
     def is_patient(self, timeout: float | None) -> bool:
         """Return whether a thread first waits for `PATIENCE`, and then lets the next one go."""
         in_turn = self.reverse and self.is_open and threading.get_ident() != self.caller
@@ -232,6 +247,12 @@ class Watch:
         if late := self.late:
             late.before_wait(seconds)
         return real(seconds)
+
+    def _select(self, real: Function, selector: object, timeout: float | None = None) -> object:
+        if (late := self.late) is None:
+            return real(selector, timeout)
+        with late.while_it_waits(timeout):
+            return real(selector, timeout)
 
     def _wait(self, real: Function, condition: object, timeout: float | None = None) -> object:
         result: object = False

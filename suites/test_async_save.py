@@ -76,6 +76,7 @@ def undisturbed(subject: Subject) -> Mapping[int, Leaves]:
 
 
 def _begun(subject: Subject, legal: Mapping[int, Leaves]) -> ProcessResult:
+    subject.reset()  # of what the loads of the golden run have there
     saving = subject.execute(*up_to_newest(), BeginSave(faults=(LATE,)), EndSaves(), Close())
     outcome = Outcome.CRASHED
     if saving.went_well and not error_of(saving):

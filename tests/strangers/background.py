@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import threading
@@ -45,12 +46,46 @@ class ThreadManager(StepFiles):
         self.executor.shutdown()
 
 
+class Once(ThreadManager):
+    """Takes no step twice."""
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
+        if self.path(step).exists():
+            raise FileExistsError(self.path(step))
+        return super().save(job, step)
+
+
+class Looping(ThreadManager):
+    """Copies the state in an event loop, whose pool does the work; then goes on in a thread."""
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
+        content = asyncio.run(asyncio.to_thread(packed, job))
+        return FutureSave(self.executor.submit(publish, self.path(step), content))
+
+
+def live(job: TrainingJob) -> dict[str, Any]:
+    """Return the states with the tensors that the job trains."""
+    return {name: part.state_dict() for name, part in job.components.items()}
+
+
+class LoopingLate(ThreadManager):
+    """As that one, but its loop copies nothing: the thread has the live tensors."""
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
+        states = asyncio.run(asyncio.to_thread(live, job))
+        return FutureSave(self.executor.submit(self.write, self.path(step), states))
+
+    def write(self, path: Path, states: dict[str, Any]) -> None:
+        file = io.BytesIO()
+        torch.save(states, file)
+        publish(path, file.getvalue())
+
+
 class Aliasing(ThreadManager):
     """Hands the live tensors to the thread, which waits until it is asked for the result."""
 
     def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
-        states = {name: part.state_dict() for name, part in job.components.items()}
-        return Late(self.path(step), states)
+        return Late(self.path(step), live(job))
 
 
 class SharingCounters(ThreadManager):
@@ -289,6 +324,10 @@ def background(manager: type[ThreadManager], **more: Any) -> Background:  # noqa
 
 
 thread = background(ThreadManager)
+ASYNCHRONOUS = thread.capabilities | {Capability.ASYNC}
+once = background(Once, capabilities=ASYNCHRONOUS, saves_over=False)
+looping = background(Looping, capabilities=ASYNCHRONOUS)
+looping_late = background(LoopingLate, capabilities=ASYNCHRONOUS)
 aliasing = background(Aliasing)
 sharing_counters = background(SharingCounters)
 sharing_lists = background(SharingLists)

@@ -96,6 +96,9 @@ ADAPTERS = (
         f"background:{name}"
         for name in (
             "thread",
+            "once",
+            "looping",
+            "looping_late",
             "aliasing",
             "sharing_counters",
             "sharing_lists",
@@ -188,6 +191,21 @@ def test_a_manager_that_saves_in_a_thread_is_judged_as_what_it_is(
     """An asynchronous manager is acknowledged when it says so: nothing of that is UNKNOWN."""
     found = verdicts(adapter, strangers, *ids(*BACKGROUND))
     assert others(found).keys() == OF_TORCH
+
+
+@pytest.mark.parametrize("name", ["once", "looping"])
+def test_a_save_in_the_background_is_decided(name: str, strangers: Server) -> None:
+    """Whether a step may be saved twice, and where the caller waits in an event loop of its own."""
+    found = verdicts(f"background:{name}", strangers, *ids("CKC-ASYN"))
+    # Nobody asks its thread how it ended.
+    assert others(found).keys() == {"CKC-ASYN-005"}
+    assert {one.verdict for one in found["CKC-ASYN-005"]} == {Verdict.NOT_MET}
+
+
+def test_a_thread_stands_after_the_caller_has_waited_for_others(strangers: Server) -> None:
+    """The loop's pool went on while the caller waited for it; what comes later is late again."""
+    (outcome,) = verdicts("background:looping_late", strangers, "CKC-ASYN-001")["CKC-ASYN-001"]
+    assert outcome.verdict is Verdict.VIOLATION, outcome.reason
 
 
 def test_a_fault_hits_the_save_that_it_is_for(strangers: Server) -> None:
