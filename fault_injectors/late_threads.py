@@ -173,8 +173,12 @@ class LateThreads(Injector):
 
     def is_patient(self, timeout: float | None) -> bool:
         """Return whether a thread first waits for `PATIENCE`, and then lets the next one go."""
-        in_turn = self.reverse and self.is_open and threading.get_ident() != self.caller
+        in_turn = self.is_open and self.is_in_turn()
         return in_turn and (timeout is None or timeout > PATIENCE)
+
+    def is_in_turn(self) -> bool:
+        """Return whether this thread is one of those that go on one at a time."""
+        return self.reverse and threading.get_ident() != self.caller
 
     def after_patience(self) -> None:
         """Let the next one go: it may be the one that is waited for."""
@@ -252,6 +256,10 @@ class Watch:
         if (late := self.late) is None:
             return real(selector, timeout)
         with late.while_it_waits(timeout):
+            while timeout is None and late.is_in_turn():
+                if found := real(selector, PATIENCE):
+                    return found
+                late.after_patience()
             return real(selector, timeout)
 
     def _wait(self, real: Function, condition: object, timeout: float | None = None) -> object:
