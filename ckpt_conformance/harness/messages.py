@@ -517,12 +517,13 @@ class Program(Message, frozen=True, omit_defaults=True):
     """What one child does: an adapter, a directory, a job and operations.
 
     `journal`, `result` and `output` are files of ours. `memory` is in bytes above what the child
-    has when it begins, `deadline` in seconds without those in line for a CPU; `snapshots` is a folder that gets a copy of the
-    directory after each acknowledged save. `isolation` is the adapter's, or `exec` for a child that
-    needs an interpreter of its own whatever its adapter says. `rank_group`: this child forks one
-    process for each of these programs, and `rank` is said in every event of a journal that they
-    share. `hash_seed` is that of an interpreter of its own. `record` names the folder of a
-    recording; with `stops` all ranks are killed where each has done so much.
+    has when it begins, `deadline` in seconds without those in line for a CPU; `snapshots` is a
+    folder that gets a copy of the directory after each acknowledged save. `isolation` is the
+    adapter's, or `exec` for a child that needs an interpreter of its own whatever its adapter says.
+    `rank_group`: this child forks one process for each of these programs, and `rank` is said in
+    every event of a journal that they share. `hash_seed` is that of an interpreter of its own.
+    `record` names the folder of a recording; with `stops` all ranks are killed where each has done
+    so much.
     """
 
     adapter: str

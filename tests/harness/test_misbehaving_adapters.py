@@ -154,7 +154,8 @@ def test_what_waits_for_a_busy_machine_does_not_hang(on_path: str, tmp_path: Pat
     adapter = "misbehaving:works_beside_others"
     program = one_save(adapter, tmp_path, deadline=1.0)
     cpu = min(os.sched_getaffinity(0))
-    busy = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
+    endless = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
+    busy = [sys.executable, "-c", endless]
     with client.Server((adapter,)) as server, contextlib.ExitStack() as others:
         for _ in range(3):
             others.callback(others.enter_context(subprocess.Popen(busy)).kill)
