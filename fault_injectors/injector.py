@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract.journal import ChildJournal
 
 T = TypeVar("T")
-Mode = Literal["count", "raise", "kill", "hold"]
+Mode = Literal["count", "raise", "kill", "hold", "term"]
 Moment = Literal["before", "prefix", "after"]
 _ORDER = itertools.count()  # of calls over all injectors of a process
 PREFIXES = ("0", "1", "half", "len-1")
@@ -59,8 +59,9 @@ def error_of(name: str, path: str) -> BaseException:
 class Injector:
     """One kind of call, hit at one of its occurrences.
 
-    Arguments: `at` is the call to hit, from 1, and 0 hits none; `mode` is count, raise, kill
-    or hold (`on_hold` says until when; then the call is made); `moment` is before the call, after a
+    Arguments: `at` is the call to hit, from 1, and 0 hits none; `mode` is count, raise, kill,
+    hold (`on_hold` says until when; then the call is made) or term (SIGTERM is sent to this
+    process, and the call is made); `moment` is before the call, after a
     `prefix` of its bytes, or after it; `error` names what is raised; `persistent` hits every
     call from there on; `only` restricts to one function (`os.replace`); `below` watches another
     directory, such as a mirror; `survey` notes the tree at each call, and copies each new one into
@@ -172,6 +173,9 @@ class Injector:
         if is_due and self.mode == "hold":  # without the lock: other threads go on
             self.note(what, name)
             self.on_hold()
+        if is_due and self.mode == "term":
+            self.note(what, name)
+            os.kill(os.getpid(), signal.SIGTERM)
         return is_due and self.mode in ("raise", "kill")
 
     def note(self, what: str, name: str) -> None:

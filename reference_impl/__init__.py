@@ -1,32 +1,38 @@
 """A training checkpoint manager, written to be read: correct, short, and standing alone."""
 
 from ckpt_conformance.reference_impl.background import SaveHandle
+from ckpt_conformance.reference_impl.config import patch_missing_config_keys
 from ckpt_conformance.reference_impl.errors import (
     BackgroundSaveFailed,
     CheckpointDamaged,
     CheckpointError,
     CheckpointMismatch,
     CheckpointNotFound,
+    DumpElsewhere,
+    ExpertsChanged,
     Failure,
     RankFailed,
     RankLost,
     SaveRefused,
 )
+from ckpt_conformance.reference_impl.evaluation import load_model
 from ckpt_conformance.reference_impl.fencing import WriterFenced
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
 from ckpt_conformance.reference_impl.loading import LoadResult, ReshardReport
 from ckpt_conformance.reference_impl.manager import CheckpointManager
 from ckpt_conformance.reference_impl.mirror import DirectoryMirror, Mirror, MirrorError
 from ckpt_conformance.reference_impl.rehydrate import (
+    Exported,
     Imported,
+    export_model,
     import_unverified,
-    patch_missing_config_keys,
     rehydrate,
 )
 from ckpt_conformance.reference_impl.resolve import (
     find_local_checkpoint_steps,
     resolve_checkpoint_reference,
 )
+from ckpt_conformance.reference_impl.termination import Termination
 from ckpt_conformance.reference_impl.train_state import (
     Stateful,
     build_train_state,
@@ -45,6 +51,9 @@ __all__ = [
     "CheckpointNotFound",
     "CheckpointReference",
     "DirectoryMirror",
+    "DumpElsewhere",
+    "ExpertsChanged",
+    "Exported",
     "Failure",
     "Imported",
     "LoadResult",
@@ -58,12 +67,15 @@ __all__ = [
     "SaveHandle",
     "SaveRefused",
     "Stateful",
+    "Termination",
     "UrlMirror",
     "WriterFenced",
     "build_train_state",
+    "export_model",
     "find_local_checkpoint_steps",
     "get_rng_state",
     "import_unverified",
+    "load_model",
     "mirror_at",
     "patch_missing_config_keys",
     "rehydrate",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
-from ckpt_conformance.reference_impl import durable, layout
+from ckpt_conformance.reference_impl import durable, layout, resolve
 from ckpt_conformance.reference_impl.background import BackgroundSaves
 from ckpt_conformance.reference_impl.fencing import Claim, InDirectory
 from ckpt_conformance.reference_impl.manifest import check_config
@@ -55,6 +55,8 @@ class ManagerBase:
         async_mode: AsyncMode = "async",
         max_pending: int = 1,
         exclusive: bool = False,
+        persistent_dir: str | os.PathLike[str] | None = None,
+        host: str | None = None,
     ) -> None:
         """Manage the checkpoints of one run in one directory. Nothing is written yet.
 
@@ -81,6 +83,9 @@ class ManagerBase:
             exclusive: only the newest process that saves here may go on: the first save claims the
                 root, and a save after another process has done so raises `WriterFenced`. Without
                 it two processes may save by turns, and a zombie beside a requeued job, too.
+            persistent_dir: where each emergency dump is copied to, as far as there is time: what
+                lies there may be loaded on any host (M005). Every rank writes its own part.
+            host: what names this host in a dump; by default its name in the network.
 
         Raises:
             SaveRefused: a configuration that JSON does not keep.
@@ -103,6 +108,8 @@ class ManagerBase:
         self.async_mode: AsyncMode = async_mode
         self.background = BackgroundSaves(max_pending)
         self._claim = Claim(InDirectory(self.root), str(self.root)) if exclusive else None
+        self.persistent_dir = None if persistent_dir is None else Path(persistent_dir).absolute()
+        self.host = host or resolve.host_name()
 
     @property
     def mirror(self) -> Mirror | None:
@@ -175,6 +182,11 @@ class ManagerBase:
     def tag(self) -> str:
         """The part of the run's id that its names of work in progress carry."""
         return layout.tag_of(self.run_id or "")
+
+    @property
+    def dump_roots(self) -> list[Path]:
+        """The directories in which emergency dumps of this run may lie."""
+        return [self.root, *([] if self.persistent_dir is None else [self.persistent_dir])]
 
     # ---- the primitives of the commit ----------------------------------------------------------
 

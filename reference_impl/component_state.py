@@ -88,9 +88,10 @@ def check_tensor(key: str, saved: Tree, live: Tree) -> None:
         raise CheckpointMismatch(f"model: {key} is a tensor on one side only")
     if not isinstance(live, torch.Tensor):
         return
-    if tuple(live.shape) != saved.shape:
+    here = shape_for(saved, live)
+    if here != saved.shape:
         raise CheckpointMismatch(
-            f"model: {key} has shape {saved.shape} in the checkpoint, {tuple(live.shape)} here",
+            f"model: {key} has shape {saved.shape} in the checkpoint, {here} here",
         )
     if live.dtype != saved.dtype:
         raise CheckpointMismatch(

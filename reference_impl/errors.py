@@ -39,6 +39,17 @@ class CheckpointMismatch(CheckpointError):  # noqa: N818 - part of the fixed pub
     """A whole checkpoint does not fit this job: keys, shapes, dtypes, ties or components."""
 
 
+class ExpertsChanged(CheckpointMismatch):
+    """A checkpoint of another number of experts (M036)."""
+
+
+class DumpElsewhere(CheckpointMismatch):
+    """An emergency dump that is whole, and is not for this host or this number of ranks (M036).
+
+    A load that was asked for no checkpoint by name passes over it and serves the next one.
+    """
+
+
 class BackgroundSaveFailed(CheckpointError):  # noqa: N818 - named like the others
     """A save that went on in the background failed, and nobody had asked: its step is not there.
 
@@ -120,6 +131,14 @@ class RanksMismatch(RankFailed, CheckpointMismatch):
     """What did not fit the job on some rank; no rank was touched."""
 
 
+class RanksExpertsChanged(RankFailed, ExpertsChanged):
+    """A checkpoint of another number of experts than the job of some rank has."""
+
+
+class RanksElsewhere(RankFailed, DumpElsewhere):
+    """A dump that is not for the host of some rank."""
+
+
 class RanksNotFound(RankFailed, CheckpointNotFound):
     """What the first rank did not find."""
 
@@ -133,6 +152,8 @@ class RanksDamaged(RankFailed, CheckpointDamaged):
 JOINT: Mapping[str, type[RankFailed]] = {
     SaveRefused.__name__: RanksRefused,
     CheckpointMismatch.__name__: RanksMismatch,
+    DumpElsewhere.__name__: RanksElsewhere,
+    ExpertsChanged.__name__: RanksExpertsChanged,
     CheckpointNotFound.__name__: RanksNotFound,
     CheckpointDamaged.__name__: RanksDamaged,
 }

@@ -12,6 +12,10 @@ Two formats in one root, with the names of MegaCpp's checkpoint manager (M001-M0
     root/meta_000200.json                    ... the manifest: its rename is the commit
     root/dcp_000200/                         DCP format: the rename of the directory is the commit
         .metadata  __0_0.distcp  extra_state.pt  meta.json
+    root/emergency_step_200_1760000000000/   emergency dump, made on SIGTERM (M005)
+        model_000200_rank0.pt  optim_000200_rank0.pt  extra_000200_rank0.pt
+        rank0.json                           the marker of a rank: the manifest of its files
+    root/emergency                           a hint: the name of the newest dump
 
 Of several ranks each adds its own: optim_000200_rank1.pt and extra_000200_rank1.pt, or
 __1_0.distcp and extra_state_rank1.pt. The names without a rank are those of the first.
@@ -22,6 +26,7 @@ run's id, so that a save reclaims what its own dead predecessors left, and nobod
     .tmp    staged, not committed
     .old    a DCP directory set aside while its replacement is renamed in: still whole, still served
     .del    a commit that was withdrawn: its files are being unlinked
+    .new    a fresh copy of a step, whole, in a directory; served before what it replaces
 """
 
 from __future__ import annotations
@@ -35,9 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-Kind = Literal["model", "dcp"]
+Kind = Literal["model", "dcp", "emergency"]
 
 LATEST = "latest"
+EMERGENCY = "emergency"
 RUN_ID = "run_id"
 DCP_METADATA = ".metadata"
 DCP_EXTRA = "extra_state.pt"
@@ -52,9 +58,12 @@ _DCP_EXTRA = re.compile(r"extra_state(?:_rank\d+)?\.pt")
 _MODEL = re.compile(r"model_(\d{1,18})\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_(\d{6,18})")
 _WRITER = re.compile(r"writer_\d{6,18}")
+_EMERGENCY = re.compile(
+    r"emergency_step_(?P<step>0|[1-9]\d{0,17})_(?P<time>[1-9]\d{0,17})", re.ASCII
+)
 _RECEIPT = re.compile(r"receipt_(\d{6,18})_(?:model|dcp)\.[0-9a-f]{16}\.json")
 _WORK = re.compile(
-    r"(?P<final>.+)\.(?P<tag>[0-9a-z]{1,12})\.(?P<unique>[0-9a-f]{12})\.(?P<state>tmp|old|del)",
+    r"(?P<final>.+)\.(?P<tag>[0-9a-z]{1,12})\.(?P<unique>[0-9a-f]{12})\.(?P<state>tmp|old|del|new)",
 )
 
 
@@ -64,9 +73,9 @@ class CheckpointReference:
 
     Attributes:
         directory: what holds the manifest. The root for kind `model`, the DCP directory itself
-            for kind `dcp`.
+            for kind `dcp`, as that of a dump is for kind `emergency`.
         step: the training step, a count of optimizer steps.
-        kind: `model` (per-rank files) or `dcp`.
+        kind: `model` (per-rank files), `dcp`, or `emergency`.
     """
 
     directory: Path
@@ -75,13 +84,18 @@ class CheckpointReference:
 
     @property
     def manifest_path(self) -> Path:
-        """The manifest: the file whose presence commits the checkpoint."""
+        """The manifest: the file whose presence commits the checkpoint.
+
+        Of a dump it is the marker of the first rank; each of the others has its own.
+        """
+        if self.kind == "emergency":
+            return self.directory / marker_name(0)
         name = flat_manifest_name(self.step) if self.kind == "model" else DCP_MANIFEST
         return self.directory / name
 
     @property
     def path(self) -> Path:
-        """What a user would name: the model file, or the DCP directory."""
+        """What a user would name: the model file, or the directory."""
         return self.directory / model_name(self.step) if self.kind == "model" else self.directory
 
     @property
@@ -150,6 +164,33 @@ def directory_name(step: int) -> str:
     return f"dcp_{step:06d}"
 
 
+def emergency_name(step: int, time: int) -> str:
+    """`emergency_step_200_1760000000000`: the step, and milliseconds since 1970 (M005)."""
+    return f"emergency_step_{step}_{time}"
+
+
+def emergency_step(name: str) -> int | None:
+    """The step in the name of an emergency dump; None for any other name."""
+    match = _EMERGENCY.fullmatch(name)
+    return int(match["step"]) if match else None
+
+
+def emergency_time(name: str) -> int:
+    """The time in the name of an emergency dump, in milliseconds; 0 for any other name."""
+    match = _EMERGENCY.fullmatch(name)
+    return int(match["time"]) if match else 0
+
+
+def dump_name(document: str, step: int, rank: int) -> str:
+    """`model_000200_rank0.pt`: what one rank dumps of `model`, `optim` or `extra`."""
+    return f"{document}_{step:06d}_rank{rank}.pt"
+
+
+def marker_name(rank: int) -> str:
+    """`rank0.json`: the marker of a rank in an emergency dump."""
+    return f"rank{rank}.json"
+
+
 def _step_of(pattern: re.Pattern[str], name: str) -> int | None:
     """The step in a name that we could have written; None for any other spelling.
 
@@ -202,7 +243,7 @@ def new_id() -> str:
 def work_name(
     final: str,
     tag: str,
-    state: Literal["tmp", "old", "del"],
+    state: Literal["tmp", "old", "del", "new"],
     unique: str | None = None,
 ) -> str:
     """A name for work in progress on `final`.
@@ -233,6 +274,8 @@ def is_known(name: str) -> bool:
     """Whether a name, or the final name behind it, is one that a manager writes."""
     final = final_name(name)
     steps = (flat_manifest_step(final), flat_data_step(final), directory_step(final))
+    if final == EMERGENCY or emergency_step(final) is not None:
+        return True
     is_other = final in (LATEST, RUN_ID) or is_receipt(final) or bool(_WRITER.fullmatch(final))
     return is_other or steps != (None, None, None)
 

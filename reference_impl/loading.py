@@ -35,6 +35,7 @@ from ckpt_conformance.reference_impl.component_state import (
     plain_key,
     plain_state,
 )
+from ckpt_conformance.reference_impl.config import check_experts
 from ckpt_conformance.reference_impl.encode import (
     DTYPES,
     decode,
@@ -48,15 +49,15 @@ from ckpt_conformance.reference_impl.errors import CheckpointDamaged, Checkpoint
 from ckpt_conformance.reference_impl.fill import ReadPlan, fill
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind
 from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest, read_manifest
-from ckpt_conformance.reference_impl.torch_zip import ShardedRef, TensorRef
+from ckpt_conformance.reference_impl.torch_zip import LocalRef, ShardedRef, TensorRef
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.reference_impl.encode import Path as TreePath
     from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.layout import Refusal
-    from ckpt_conformance.reference_impl.manifest import ShardedEntry, TensorEntry
+    from ckpt_conformance.reference_impl.manifest import Json, ShardedEntry, TensorEntry
     from ckpt_conformance.reference_impl.train_state import Stateful
 
 
@@ -97,6 +98,8 @@ class LoadResult:
         refused: checkpoints that come before it in order and were refused, each with its reason.
         cold: ids of components that were asked for and were not in it: they start anew.
         resharded: what became of the state of each rank; None with the same number of ranks.
+        config: of the checkpoint, with the keys that it is too old to have (M037).
+        config_added: those keys, and what they were set to.
     """
 
     step: int
@@ -106,6 +109,8 @@ class LoadResult:
     refused: list[Refusal]
     cold: list[str]
     resharded: ReshardReport | None = None
+    config: dict[str, Json] = field(default_factory=dict[str, "Json"])
+    config_added: dict[str, Json] = field(default_factory=dict[str, "Json"])
 
 
 @dataclass
@@ -197,7 +202,9 @@ class Loading(ManagerBase):
         """What a load may serve, best first. An explicit request is the only candidate.
 
         Without one: newest step first, as numbers; of one step this run's own before others', and
-        DCP before per-rank files. `latest` is not consulted: it may be stale or garbage (B05).
+        DCP before per-rank files, and an emergency dump last: it is served where it is newer than
+        each of the others that is whole. `latest` is not consulted: it may be stale or garbage
+        (B05).
 
         Raises:
             CheckpointNotFound: an explicit request for what is not there (B09).
@@ -216,7 +223,18 @@ class Loading(ManagerBase):
             ]
         except OSError as error:
             raise CheckpointDamaged(f"{root} cannot be listed: {error}") from error
+        if require_kind in (None, "emergency"):
+            roots = self.dump_roots if reference is None else [root]
+            candidates += [dump for dump in self.whole_dumps(roots) if step in (None, dump.step)]
         return self.in_order(candidates)
+
+    def whole_dumps(self, roots: Sequence[Path]) -> list[CheckpointReference]:
+        """The emergency dumps that may be served; the others are named in the log."""
+        found = [dump for root in roots for dump in resolve.dumps(root, self.host)]
+        for dump in found:
+            if dump.problem is not None:
+                logger.warning("%s is passed over: %s", dump.reference.path, dump.problem)
+        return [dump.reference for dump in found if dump.problem is None]
 
     def in_order(self, candidates: list[CheckpointReference]) -> list[CheckpointReference]:
         """Sort candidates into the order in which they are tried.
@@ -234,7 +252,8 @@ class Loading(ManagerBase):
         def key(candidate: CheckpointReference) -> tuple[int, bool, int, str]:
             step, rank, name = resolve.preference(candidate)
             manifest = twins[candidate].manifest if candidate in twins else None
-            return step, manifest is None or manifest.run_id not in self.own_runs, rank, name
+            own_first = manifest is None or manifest.run_id not in self.own_runs
+            return step, own_first and not resolve.is_fresh(candidate), rank, name
 
         ordered = sorted(candidates, key=key)
         newest = [twin for twin in ordered if twin in twins and twin.step == ordered[0].step]
@@ -296,6 +315,8 @@ class Loading(ManagerBase):
         durable.check_owner(path, path.lstat(), self.owners)
         durable.report_mode(path, path.lstat())
         resolve.check_identity(reference, manifest)
+        if reference.kind == "emergency":
+            resolve.check_place_of_dump(resolve.read_dump(reference), self.host, world_size=1)
         now = self.ranks.size if self.ranks else 1
         if manifest.world_size != now and manifest.kind == "model":
             raise CheckpointMismatch(
@@ -344,8 +365,10 @@ class Loading(ManagerBase):
         """Decide where every byte goes; nothing of the job is changed.
 
         Raises:
-            CheckpointMismatch: keys, shapes, dtypes, ties or components do not fit the job.
+            CheckpointMismatch: keys, shapes, dtypes, ties, components or the number of experts do
+                not fit the job.
         """
+        check_experts(self.config, opened.manifest.config)
         plan = LoadPlan()
         plan.cold = self.check_components(opened, job, allowed)
         plan.model = self.plan_model(opened, job.model, plan.reads)
@@ -573,7 +596,26 @@ def read_flat_documents(opened: OpenCheckpoint) -> dict[str, Tree]:
     }
     if snapshot.index_trees(trees) != listed:
         raise CheckpointDamaged("its files and its manifest speak of different tensors")
+    if opened.manifest.layout:
+        trees = marked_local(trees, opened.manifest.layout, ("model.", *OWN_PARTS))
     return {document: decode(tree) for document, tree in trees.items()}
+
+
+OWN_PARTS = ("optimizer", "extra.stateful.")
+"""Begins of keys under which a rank's own file has what it held of distributed tensors.
+
+What the user has in `extra` has no live tensor to be compared with: it stays as it was."""
+
+
+def marked_local(
+    trees: Mapping[str, Tree], layout_of: Mapping[str, str], own: tuple[str, ...]
+) -> dict[str, Tree]:
+    """Mark what one rank held of distributed tensors, by the layout of each key."""
+
+    def marked(key: str, ref: TensorRef) -> TensorRef:
+        return LocalRef(**vars(ref)) if key.startswith(own) and key in layout_of else ref
+
+    return snapshot.replace_tensors(trees, marked, TensorRef)
 
 
 def read_dcp_documents(

@@ -16,11 +16,18 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.reference_impl import layout, resolve, snapshot
 from ckpt_conformance.reference_impl.background import SaveHandle, ended, outcome_of
-from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
+from ckpt_conformance.reference_impl.config import added_keys, patch_missing_config_keys
+from ckpt_conformance.reference_impl.dumps_loading import DumpLoading
+from ckpt_conformance.reference_impl.emergency import EmergencySaving
+from ckpt_conformance.reference_impl.errors import (
+    CheckpointDamaged,
+    CheckpointNotFound,
+    DumpElsewhere,
+)
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
 from ckpt_conformance.reference_impl.loading import Destinations, LoadResult, ReshardReport
-from ckpt_conformance.reference_impl.ranks_loading import LoadRequest, RankLoading
-from ckpt_conformance.reference_impl.ranks_saving import RankSaving
+from ckpt_conformance.reference_impl.ranks_loading import LoadRequest
+from ckpt_conformance.reference_impl.staging import Staging
 
 if TYPE_CHECKING:
     import os
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class CheckpointManager(RankSaving, RankLoading):
+class CheckpointManager(Staging, EmergencySaving, DumpLoading):
     """Saves and resumes one training run in one directory.
 
     A job calls `save`, `load`, `steps` and `close`; these call the other methods.
@@ -130,6 +137,51 @@ class CheckpointManager(RankSaving, RankLoading):
             return ended(step, self.save_parts(step, parts))
         return self.background.begin(step, self.captured(step, parts))
 
+    def save_emergency_checkpoint(  # noqa: PLR0913 - these are the parts of a job
+        self,
+        step: int,
+        *,
+        model: Stateful,
+        optimizers: Mapping[str, Stateful] | Stateful | None = None,
+        scheduler: Stateful | Mapping[str, Stateful] | None = None,
+        dataloader: Stateful | None = None,
+        tokens_seen: int = 0,
+        extra: Mapping[str, Tree] | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+    ) -> Path:
+        """Dump what this rank holds, at once: no rank waits for another, nothing is gathered.
+
+        For the seconds between SIGTERM and SIGKILL (M005): call it between two steps, once what
+        `catch_sigterm` gave says that the signal has come. Regular checkpoints stay as they are,
+        and a save in the background goes on. A resume takes the dump if it is newer than each
+        regular checkpoint, and every rank's part is there; on this host alone, unless the manager
+        has a `persistent_dir`.
+
+        Args:
+            step: as of `save`, and so are all others.
+
+        Returns:
+            The directory of the dump.
+
+        Raises:
+            SaveRefused: the state holds what a safe load would refuse, or this is one of several
+                ranks that have not called `catch_sigterm`.
+            OSError: the disk's own error. What was written of the dump is removed.
+        """
+        state = self.capture(
+            step,
+            model=model,
+            optimizers=optimizers,
+            scheduler=scheduler,
+            dataloader=dataloader,
+            tokens_seen=tokens_seen,
+            extra=extra,
+            stateful=stateful,
+        )
+        if self.ranks is None:
+            state.refuse_parts()
+        return self.dump(state)
+
     def load(  # noqa: PLR0913 - these are the parts of a job
         self,
         reference: str | os.PathLike[str] | CheckpointReference | None = None,
@@ -193,7 +245,10 @@ class CheckpointManager(RankSaving, RankLoading):
 
     def steps(self) -> list[int]:
         """The complete steps, ascending: manifest well-formed, every file of its size."""
-        return resolve.find_local_checkpoint_steps(self.root)
+        steps = set(resolve.find_local_checkpoint_steps(self.root, host=self.host))
+        if self.persistent_dir is not None:
+            steps.update(dump.step for dump in self.whole_dumps([self.persistent_dir]))
+        return sorted(steps)
 
     def close(self) -> None:
         """Finish saves in the background, let the mirror finish, end connections to other ranks.
@@ -326,6 +381,8 @@ class CheckpointManager(RankSaving, RankLoading):
             refused=refused,
             cold=plan.cold,
             resharded=self.report_resharding(opened.manifest.world_size),
+            config=patch_missing_config_keys(opened.manifest.config),
+            config_added=added_keys(opened.manifest.config),
         )
 
     def report_resharding(self, saved: int) -> ReshardReport | None:
@@ -355,13 +412,39 @@ class CheckpointManager(RankSaving, RankLoading):
         with suppress(OSError):
             orphans = resolve.orphans(opened.reference.root)
             refused += [orphan for orphan in orphans if orphan.reference.step > manifest.step]
+            refused += self.newer_dumps(manifest.step)
         logger.info("resumed from %s, step %d", opened.reference.path, manifest.step)
         if self.run_id is not None and manifest.run_id not in self.own_runs:
             logger.warning("%s was written by run %s", opened.reference.path, manifest.run_id)
+        for key, off in added_keys(manifest.config).items():
+            logger.info("config.%s is younger than the checkpoint: taken as %r there", key, off)
+        there_now = {**added_keys(manifest.config), **manifest.config}
         for key in sorted(set(self.config) | set(manifest.config)):
-            here, there = self.config.get(key), manifest.config.get(key)
+            here, there = self.config.get(key), there_now.get(key)
             if self.config and here != there:
                 logger.warning("config.%s is %r here and %r in the checkpoint", key, here, there)
+
+    def newer_dumps(self, step: int) -> list[Refusal]:
+        """Dumps that are newer than what was served, and cannot be; of a process alone."""
+        if self.ranks is not None:
+            return []
+        found = [dump for root in self.dump_roots for dump in resolve.dumps(root, self.host)]
+        return [
+            Refusal(dump.reference, str(dump.problem))
+            for dump in found
+            if dump.reference.step > step and dump.problem is not None
+        ]
+
+    def elsewhere(self, kind: Kind | None) -> list[Refusal]:
+        """Dumps that are whole and may not be served here: to start at step 0 would lose them."""
+        if kind not in (None, "emergency"):
+            return []
+        found = [dump for root in self.dump_roots for dump in resolve.dumps(root, self.host)]
+        return [
+            Refusal(dump.reference, str(dump.problem))
+            for dump in found
+            if isinstance(dump.problem, DumpElsewhere)
+        ]
 
     def nothing_served(
         self,
@@ -371,6 +454,7 @@ class CheckpointManager(RankSaving, RankLoading):
         refused: list[Refusal],
     ) -> CheckpointNotFound | CheckpointDamaged:
         """The error of a load that could serve nothing: not found, or damaged with each reason."""
+        refused = [*refused, *self.elsewhere(kind)]
         if reference is None and step is None:
             return resolve.nothing_whole(self.root, refused, kind)
         what = f"{reference or self.root}" + (f", step {step}" if step is not None else "")

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 import torch
 
@@ -32,12 +32,16 @@ SCHEMA_VERSION = 1
 """What a process alone writes."""
 RANKS_SCHEMA_VERSION = 2
 """What several ranks write: tensors may be in parts, and the layout of each is kept."""
+DUMP_SCHEMA_VERSION = 3
+"""What one rank writes of an emergency dump: its own files, its number, and its host."""
 MAX_BYTES = 128 << 20
 """Bytes of manifest that are read at most: about 500,000 tensors."""
 
 _DIGEST = "manifest_digest"
 _HEX_DIGITS = 64
 _MAX_NAME = 255
+_REGULAR, _DUMPS = ("model", "dcp"), ("emergency",)
+"""Kinds that a manifest of a checkpoint has, and the marker of a dump."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Manifest:
         run_id: the run that wrote it; retention deletes no other run's.
         save_id: unique to this save; files of another save have other digests (A10).
         framework: name and version that wrote the tensors, as `torch 2.13.0`.
-        kind: `model` or `dcp`.
+        kind: `model`, `dcp` or `emergency`.
         step: optimizer steps done.
         tokens_seen: cumulative, over all data-parallel ranks.
         world_size: processes that took part in the save.
@@ -116,6 +120,9 @@ class Manifest:
         ties: groups of model keys whose tensors share memory.
         sharded: key -> parts, of tensors that several ranks wrote.
         layout: key -> mesh and placements of each distributed tensor at the save, in words.
+        rank: of a dump, whose files these are.
+        host: of a dump, where it was made.
+        anywhere: of a dump, whether another host may load it.
     """
 
     run_id: str
@@ -132,24 +139,36 @@ class Manifest:
     ties: list[list[str]] = field(default_factory=list[list[str]])
     sharded: Mapping[str, ShardedEntry] = field(default_factory=dict[str, ShardedEntry])
     layout: Mapping[str, str] = field(default_factory=dict[str, str])
+    rank: int = 0
+    host: str = ""
+    anywhere: bool = False
 
     def to_bytes(self) -> bytes:
         """The file's content, in its one spelling."""
-        several = self.world_size > 1
-        version = RANKS_SCHEMA_VERSION if several else SCHEMA_VERSION
-        body: dict[str, object] = {"schema_version": version, **vars(self)}
-        if several:
+        body: dict[str, object] = {"schema_version": self._version, **vars(self)}
+        if self.kind != "emergency":
+            del body["rank"], body["host"], body["anywhere"]
+        if self._version == RANKS_SCHEMA_VERSION:
             body["sharded"] = {
                 key: {**vars(entry), "parts": [vars(part) for part in entry.parts]}
                 for key, entry in self.sharded.items()
             }
         else:
-            del body["sharded"], body["layout"]
+            del body["sharded"]
+        if self._version == SCHEMA_VERSION:
+            del body["layout"]
         # Not `dataclasses.asdict`: it copies every leaf, and a model has thousands of tensors.
         body["files"] = {name: vars(entry) for name, entry in self.files.items()}
         body["tensors"] = {key: vars(entry) for key, entry in self.tensors.items()}
         body[_DIGEST] = digest_bytes(canonical(body))
         return canonical(body)
+
+    @property
+    def _version(self) -> int:
+        """The version of the schema that has what this one needs."""
+        if self.kind == "emergency":
+            return DUMP_SCHEMA_VERSION
+        return RANKS_SCHEMA_VERSION if self.world_size > 1 else SCHEMA_VERSION
 
     def with_names(self, names: Mapping[str, str]) -> Manifest:
         """The same checkpoint with its files under other names."""
@@ -257,19 +276,23 @@ def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 def _manifest(body: dict[str, Json]) -> Manifest:
     """The content, with every value checked."""
     version = body.pop("schema_version")
-    if version not in (SCHEMA_VERSION, RANKS_SCHEMA_VERSION):
+    if version not in (SCHEMA_VERSION, RANKS_SCHEMA_VERSION, DUMP_SCHEMA_VERSION):
         raise ValueError("its schema version is unknown to this manager")
     files = {_plain_name(name): _file_entry(entry) for name, entry in body.pop("files").items()}
     tensors = {key: _tensor_entry(entry, files) for key, entry in body.pop("tensors").items()}
-    kind: Literal["model", "dcp"] = body.pop("kind")
-    if kind not in ("model", "dcp"):
+    kind: Kind = body.pop("kind")
+    if kind not in (_DUMPS if version == DUMP_SCHEMA_VERSION else _REGULAR):
         raise ValueError(f"its kind {kind!r} is unknown")
     if version == RANKS_SCHEMA_VERSION:
         body["sharded"] = {
             key: _sharded_entry(entry, files) for key, entry in body["sharded"].items()
         }
-    elif not {"sharded", "layout"}.isdisjoint(body):
+    elif version == SCHEMA_VERSION and not {"sharded", "layout"}.isdisjoint(body):
         raise ValueError("a process alone writes no parts")
+    if version == DUMP_SCHEMA_VERSION:
+        _check_dump(body)
+    elif not {"rank", "host", "anywhere"}.isdisjoint(body):
+        raise ValueError("it is the marker of no rank")
     _check_shapes(body)
     return Manifest(
         kind=kind,
@@ -294,6 +317,13 @@ def _check_shapes(body: dict[str, Json]) -> None:
         raise TypeError("its ties are not groups of keys")
     if not all(isinstance(word, str) for pair in body.get("layout", {}).items() for word in pair):
         raise TypeError("its layout is not in words")
+
+
+def _check_dump(body: dict[str, Json]) -> None:
+    """Check what a marker alone has: whose it is, and where it was made."""
+    rank, _ = _count(body["rank"], "rank"), _text(body["host"], "host")
+    if type(body["anywhere"]) is not bool or rank >= body["world_size"] or "sharded" in body:
+        raise ValueError("it is no marker of a rank")
 
 
 def _plain_name(name: str) -> str:

@@ -27,7 +27,7 @@ from ckpt_conformance.reference_impl.fencing import Claim, InDirectory, WriterFe
 from ckpt_conformance.reference_impl.manifest import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind
     from ckpt_conformance.reference_impl.manifest import Manifest
@@ -58,6 +58,10 @@ class Mirror(Protocol):
 
     def close(self) -> None:
         """Finish what was begun, as far as it can be."""
+        ...
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """Read a file of the mirror; FileNotFoundError if it is not there."""
         ...
 
 
@@ -96,6 +100,7 @@ class UploadingMirror:
     ) -> None:
         """Upload nothing yet; no thread is started before the first upload."""
         self.address, self.required = address, required
+        self._files: Any = None  # a filesystem of fsspec; each mirror has its own
         self._before_file = before_file
         self._queue: queue.Queue[tuple[CheckpointReference, Manifest] | None] = queue.Queue()
         self._pending: set[tuple[CheckpointReference, str]] = set()
@@ -153,6 +158,20 @@ class UploadingMirror:
             thread.join(timeout)
         if thread.is_alive():
             logger.error("uploads to %s did not finish; they have no receipt", self.address)
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """Read a file of the mirror, a chunk at a time; as it is now, not as it was listed.
+
+        Args:
+            name: below the address, with a slash where it is in a directory.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        self._files.invalidate_cache()
+        with self._files.open(f"{self.address}/{name}", "rb") as file:
+            while data := file.read(durable.CHUNK):
+                yield data
 
     # ---- the thread ----------------------------------------------------------------------------
 

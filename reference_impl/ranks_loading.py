@@ -38,18 +38,19 @@ from ckpt_conformance.reference_impl.errors import (
 from ckpt_conformance.reference_impl.fill import fill
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
 from ckpt_conformance.reference_impl.loading import (
+    OWN_PARTS,
     Destinations,
     Loading,
     LoadPlan,
     OpenCheckpoint,
     check_documents,
+    marked_local,
     optimizer_ids,
     read_dcp_documents,
 )
 from ckpt_conformance.reference_impl.manifest import Manifest, parse_manifest
 from ckpt_conformance.reference_impl.ranks_state import joined_ties, layout_of_rank, rank_key
 from ckpt_conformance.reference_impl.shards import layout_of
-from ckpt_conformance.reference_impl.torch_zip import LocalRef, TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -385,13 +386,7 @@ def read_rank_documents(opened: OpenCheckpoint, rank: int) -> dict[str, Tree]:
     }
     if snapshot.index_trees(trees) != listed:
         raise CheckpointDamaged("its files and its manifest speak of different tensors")
-
-    def marked(key: str, ref: TensorRef) -> TensorRef:
-        # What the user has in `extra` has no live tensor to be compared with: it stays as it was.
-        own = key.startswith(("optimizer", "extra.stateful."))
-        return LocalRef(**vars(ref)) if own and key in manifest.layout else ref
-
-    documents = snapshot.replace_tensors(trees, marked, TensorRef)
+    documents = marked_local(trees, manifest.layout, OWN_PARTS)
     return {document: decode(tree) for document, tree in documents.items()}
 
 

@@ -30,28 +30,10 @@ from ckpt_conformance.reference_impl.snapshot import Snapshot
 from ckpt_conformance.reference_impl.torch_zip import TensorRef, read_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ckpt_conformance.reference_impl.layout import CheckpointReference
     from ckpt_conformance.reference_impl.manifest import Json
 
 logger = logging.getLogger(__name__)
-
-CONFIG_DEFAULTS: Mapping[str, bool] = {
-    "engram_enabled": False,
-    "mamba_enabled": False,
-    "dsa_enabled": False,
-}
-"""Features that are younger than the oldest checkpoints; off is what those were trained with."""
-
-
-def patch_missing_config_keys(config: Mapping[str, Json]) -> dict[str, Json]:
-    """A copy of an old checkpoint's config with the newer keys, set to off (M037).
-
-    It cannot invent what is not there: another sharding or number of experts is refused
-    elsewhere (M036).
-    """
-    return {**CONFIG_DEFAULTS, **config}
 
 
 def rehydrate(
@@ -96,6 +78,84 @@ def rehydrate(
     target = CheckpointManager(destination_root, run_id=manifest.run_id, config=manifest.config)
     target.prepare()
     return target.publish(target.write(state, layout.new_id()))
+
+
+SCALES = ("_extra_state", "amax", "scale_inv")
+"""What names of the entries hold that are the scales of 8-bit training, in a module's state."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model in one torch file.
+
+    Attributes:
+        path: the file: the model's state_dict, as `torch.load(weights_only=True)` gives it.
+        scales: the sidecar with the scales of 8-bit training alone; None where there are none.
+        step: of the checkpoint.
+        tensors: how many entries there are.
+    """
+
+    path: Path
+    scales: Path | None
+    step: int
+    tensors: int
+
+
+def export_model(
+    dcp_reference: str | os.PathLike[str] | CheckpointReference,
+    file: str | os.PathLike[str],
+    reader: CheckpointManager | None = None,
+) -> Exported:
+    """Write the model of a verified DCP checkpoint as one torch file, bit for bit (M045).
+
+    The scales of 8-bit training (amax histories, extra states of modules) stay in the file under
+    their names, and stand alone in a sidecar beside it, `FILE.amax.pt`, for a hook that reads
+    nothing else (M046).
+
+    Args:
+        dcp_reference: the DCP directory, of any number of ranks.
+        file: where the model goes; it is replaced as a whole, or not at all.
+        reader: as of `rehydrate`.
+
+    Raises:
+        CheckpointNotFound: it is not there, or is not of kind `dcp`.
+        CheckpointDamaged: it is not as it was saved. Nothing was written.
+        OSError: the disk's own error. What stood at `file` is there.
+    """
+    reference = resolve.resolve_checkpoint_reference(dcp_reference, "dcp")
+    source = CheckpointManager(reference.root) if reader is None else reader
+    with source.open_verified(reference, set()) as opened:
+        reads = ReadPlan()
+        model: dict[str, Tree] = replace(
+            opened.documents["model"], TensorRef, lambda _, ref: reads.new(ref)
+        )
+        source.fill(opened, LoadPlan(reads))
+    retie(model, opened.manifest.ties)
+    path = Path(os.path.abspath(file))  # noqa: PTH100 - a link is left as it is
+    scales = {key: value for key, value in model.items() if is_scale(key)}
+    beside = path.with_name(f"{path.name.removesuffix('.pt')}.amax.pt") if scales else None
+    writer = CheckpointManager(path.parent, run_id=opened.manifest.run_id)
+    if beside is not None:
+        put_tree(writer, beside, scales)
+    put_tree(writer, path, model)
+    return Exported(path, beside, reference.step, len(model))
+
+
+def is_scale(key: str) -> bool:
+    """Whether an entry of a model's state holds scales of 8-bit training."""
+    return any(word in key.rpartition(".")[2] for word in SCALES)
+
+
+def put_tree(writer: CheckpointManager, path: Path, tree: Tree) -> None:
+    """Write a tree as one torch file, durably, under a staging name, then under its own (M016)."""
+    staged = path.with_name(layout.work_name(path.name, writer.tag, "tmp"))
+    try:
+        writer.write_file(staged, Encoder().encode(tree))
+        writer.rename(staged, path)
+    except BaseException:
+        writer.unlink(staged)
+        raise
+    writer.fsync_dir(path.parent)
 
 
 @dataclass(frozen=True)

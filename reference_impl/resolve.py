@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.reference_impl import durable, layout
-from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
+from ckpt_conformance.reference_impl.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointNotFound,
+    DumpElsewhere,
+)
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
 from ckpt_conformance.reference_impl.manifest import Manifest, read_manifest
 
@@ -71,12 +77,39 @@ def references(root: Path) -> Iterator[CheckpointReference]:
             step = layout.directory_step(work.final)
             if step is not None:
                 yield CheckpointReference(root / name, step, "dcp")
+        elif work and work.state == "new":
+            yield fresh_reference(root / name, work.final)
+
+
+def fresh_reference(directory: Path, final: str) -> CheckpointReference:
+    """A fresh copy, in a directory of its own, of what will have a final name."""
+    step = layout.flat_manifest_step(final)
+    if step is not None:
+        return CheckpointReference(directory, step, "model")
+    return CheckpointReference(directory, layout.directory_step(final) or 0, "dcp")
+
+
+def is_fresh(reference: CheckpointReference) -> bool:
+    """Whether a checkpoint is one that replaces the others of its step (M042)."""
+    work = layout.parse_work_name(reference.directory.name)
+    return work is not None and work.state == "new"
 
 
 def preference(reference: CheckpointReference) -> tuple[int, int, str]:
-    """Newest step first; DCP before per-rank files (M003); a directory that was set aside last."""
+    """Newest step first; DCP before per-rank files (M003); a directory that was set aside last.
+
+    A fresh copy comes before what it replaces (MX10).
+
+    A dump comes after all others of its step, of two the later one first: it is only served where
+    it is newer.
+    """
+    if reference.kind == "emergency":
+        age = 10**18 - layout.emergency_time(reference.directory.name)
+        return -reference.step, 3, f"{age:019d}"
     aside = layout.parse_work_name(reference.directory.name) is not None
     rank = 2 if aside else ("dcp", "model").index(reference.kind)
+    if is_fresh(reference):
+        rank = -1
     return -reference.step, rank, reference.directory.name
 
 
@@ -97,14 +130,14 @@ def candidate_at(reference: CheckpointReference) -> Candidate:
 
 
 def check_place(reference: CheckpointReference) -> None:
-    """Check that a DCP directory is a directory, not a link that leads elsewhere (L01).
+    """Check that a directory of a checkpoint is one, not a link that leads elsewhere (L01).
 
     Raises:
         CheckpointDamaged: it is something else. A name that is absent is not checked here.
     """
     with suppress(FileNotFoundError):
         mode = os.lstat(reference.directory).st_mode
-        if reference.kind == "dcp" and not stat.S_ISDIR(mode):
+        if reference.kind != "model" and not stat.S_ISDIR(mode):
             raise CheckpointDamaged(f"{reference.directory.name} is not a directory")
 
 
@@ -156,6 +189,123 @@ def orphans(root: Path) -> list[Refusal]:
     ]
 
 
+# ---- emergency dumps -----------------------------------------------------------------------------
+
+
+class Dump(NamedTuple):
+    """An emergency dump: where it is, what the own rank has in it, and why it is not served."""
+
+    reference: CheckpointReference
+    manifest: Manifest | None
+    problem: CheckpointError | OSError | None
+
+
+def host_name() -> str:
+    """What names this host in a dump; by default a dump is served on no other one."""
+    return platform.node()[:255] or "unknown"
+
+
+def dump_references(root: Path) -> list[CheckpointReference]:
+    """The places of the dumps in a root, newest step first."""
+    found = [
+        CheckpointReference(root / name, step, "emergency")
+        for name in names_in(root)
+        if (step := layout.emergency_step(name)) is not None
+    ]
+    return sorted(found, key=preference)
+
+
+def dumps(root: Path, host: str | None = None) -> list[Dump]:
+    """Every dump in a root, judged for a process alone; newest step first."""
+    return [dump_at(reference, host) for reference in dump_references(root)]
+
+
+def dump_at(reference: CheckpointReference, host: str | None = None) -> Dump:
+    """Judge a dump by its markers, and by the presence and size of each file.
+
+    Nothing is raised: what is wrong is its `problem`. `host` None means: on whatever host.
+    """
+    manifest = None
+    try:
+        manifest = read_dump(reference)
+        check_place_of_dump(manifest, host, world_size=1)
+    except (CheckpointDamaged, DumpElsewhere, OSError) as error:
+        return Dump(reference, manifest, error)
+    return Dump(reference, manifest, None)
+
+
+def read_dump(reference: CheckpointReference, rank: int = 0) -> Manifest:
+    """The marker of one rank, once those of all ranks are seen to be of one dump, whole (MX12).
+
+    Ranks that were at different steps when the signal came have dumped no state that ever was, and
+    so have ranks of two attempts: their markers are there, and the dump is incomplete.
+
+    Raises:
+        CheckpointDamaged: a marker or a file is missing, or speaks of another dump.
+    """
+    first = read_marker(reference, 0)
+    markers = {0: first}
+    for other in range(1, first.world_size):
+        markers[other] = read_marker(reference, other)
+        check_same_dump(first, markers[other], f"of rank {other}")
+    if rank not in markers:
+        raise CheckpointDamaged(f"it is of {first.world_size} ranks: there is no rank {rank}")
+    return markers[rank]
+
+
+def read_marker(reference: CheckpointReference, rank: int) -> Manifest:
+    """The marker of a rank, with its files seen to be there.
+
+    Raises:
+        CheckpointDamaged: it is missing, damaged, or of another rank or step; or a file is not
+            there with its size.
+    """
+    check_place(reference)
+    path = reference.directory / layout.marker_name(rank)
+    manifest = read_manifest(path)
+    if (manifest.step, manifest.kind, manifest.rank) != (reference.step, "emergency", rank):
+        raise CheckpointDamaged(
+            f"{path.name} is of step {manifest.step}, kind {manifest.kind}, rank {manifest.rank}: "
+            f"its place promises step {reference.step} of rank {rank}",
+        )
+    check_sizes(reference, manifest)
+    return manifest
+
+
+def check_same_dump(first: Manifest, other: Manifest, whose: str) -> None:
+    """Check that the markers of two ranks are of one dump.
+
+    Raises:
+        CheckpointDamaged: they are of two.
+    """
+    for fact in ("step", "tokens_seen", "world_size", "run_id", "save_id"):
+        here, there = getattr(first, fact), getattr(other, fact)
+        if here != there:
+            raise CheckpointDamaged(
+                f"it is mixed: {fact} is {here} by the marker of rank 0, and {there} by that "
+                f"{whose}. Ranks that stopped apart have dumped no state that ever was",
+            )
+
+
+def check_place_of_dump(manifest: Manifest, host: str | None, world_size: int) -> None:
+    """Check that a dump may be served here (M034, M036).
+
+    Raises:
+        DumpElsewhere: it was made on another host and is no copy in a persistent directory, or by
+            another number of ranks.
+    """
+    if host is not None and not manifest.anywhere and manifest.host != host:
+        raise DumpElsewhere(
+            f"it was dumped on host {manifest.host}, and this is {host}: a dump is of its host "
+            f"alone. One that is to be loaded elsewhere needs a persistent_dir when it is made",
+        )
+    if manifest.world_size != world_size:
+        raise DumpElsewhere(
+            f"it was dumped by {manifest.world_size} ranks, and this is {world_size}: each rank "
+            f"has dumped what it held. Load it with {manifest.world_size} ranks",
+        )
+
+
 def read_latest(root: Path) -> str | None:
     """The name in the pointer `latest`; None if there is none, or if it is no plain short name.
 
@@ -170,11 +320,13 @@ def read_latest(root: Path) -> str | None:
 def find_local_checkpoint_steps(
     root: str | Path,
     require_kind: Kind | None = None,
+    host: str | None = None,
 ) -> list[int]:
     """The complete steps in a root, ascending, of one kind or of any (M040).
 
     Complete: the manifest is there and well-formed, and each file has its size. What is not
-    advertised is named in the log, with the reason (MX5).
+    advertised is named in the log, with the reason (MX5). Of an emergency dump every rank's marker
+    has to be there, and it has to be of `host`, unless that is None.
     """
     steps: set[int] = set()
     for candidate in scan(Path(root)):
@@ -185,14 +337,19 @@ def find_local_checkpoint_steps(
                 logger.warning(
                     "%s is not advertised: %s", candidate.reference.path, candidate.problem
                 )
+    for dump in dumps(Path(root), host) if require_kind in (None, "emergency") else ():
+        if dump.problem is None:
+            steps.add(dump.reference.step)
+        else:
+            logger.warning("%s is not advertised: %s", dump.reference.path, dump.problem)
     return sorted(steps)
 
 
 def resolve_checkpoint_reference(
     path: str | os.PathLike[str] | CheckpointReference,
-    require_kind: Literal["model", "dcp"] | None = None,
+    require_kind: Kind | None = None,
 ) -> CheckpointReference:
-    """Normalise what people pass: a model file, a DCP directory, or their parent (M030).
+    """Normalise what people pass: a model file, a DCP directory, a dump, or their parent (M030).
 
     Args:
         path: a path of one of these; a reference is returned as it is.
@@ -201,7 +358,7 @@ def resolve_checkpoint_reference(
 
     Returns:
         Directory, step and kind. For a parent directory the newest complete checkpoint, DCP first
-        when one step has both kinds.
+        when one step has both kinds; an emergency dump of this host where it is newer.
 
     Raises:
         CheckpointNotFound: nothing there (B09), or not of that kind.
@@ -219,6 +376,9 @@ def resolve_checkpoint_reference(
         candidate for candidate in scan(path) if require_kind in (None, candidate.reference.kind)
     ]
     complete = [candidate.reference for candidate in candidates if candidate.complete]
+    if require_kind in (None, "emergency"):
+        found = [dump.reference for dump in dumps(path, host_name()) if dump.problem is None]
+        complete = sorted([*complete, *found], key=preference)
     if not complete:
         raise nothing_whole(
             path,
@@ -240,6 +400,10 @@ def explicit_reference(path: Path) -> CheckpointReference | None:
     step = layout.directory_step(path.name)
     if step is not None:
         return _explicit_directory(path, step)
+    step = layout.emergency_step(path.name)
+    if step is not None:
+        directory = _explicit_directory(path, step).directory
+        return CheckpointReference(directory, step, "emergency")
     if (path / layout.DCP_MANIFEST).is_file() or (path / layout.DCP_METADATA).is_file():
         return _explicit_directory(path, None)
     return None

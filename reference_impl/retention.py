@@ -206,6 +206,8 @@ class Retention(Saving):
                 self.settle_aside(path, work)
             elif work.state == "del":
                 self.finish_deletion(path)
+            elif work.state == "new":
+                self.finish_stage(path)
             elif name not in live:
                 self.drop_staged(path, work)
 
@@ -216,6 +218,10 @@ class Retention(Saving):
             work = layout.parse_work_name(name)
             if work and (work.tag in tags or work.final == layout.RUN_ID):
                 yield name, work
+
+    def finish_stage(self, fresh: Path) -> CheckpointReference:
+        """Give a fresh copy its final name; `staging` does it."""
+        raise NotImplementedError(fresh)
 
     def resume_replacements(self) -> None:
         """Rename committed replacements to their final names, where a crash came before that."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -23,6 +24,8 @@ from ckpt_conformance.reference_impl.trainer import parts
 from ckpt_conformance.subject import discovery_properties
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckpt_conformance.contract import OpenOptions, TrainingJob
     from ckpt_conformance.reference_impl import SaveHandle
     from ckpt_conformance.reference_impl.layout import Kind
@@ -34,6 +37,7 @@ class ReferenceManager:
     def __init__(self, manager: CheckpointManager, root: Path) -> None:
         """Keep the manager."""
         self.manager, self.root = manager, root
+        self.closing = ExitStack()
 
     def save(self, job: TrainingJob, step: int) -> None:
         """Save with the job's extra dict."""
@@ -42,6 +46,20 @@ class ReferenceManager:
     def save_async(self, job: TrainingJob, step: int) -> SaveHandle:
         """Save in the background, with the job's extra dict."""
         return self.manager.save_async(step, **parts(job), extra=job.extra.state_dict())
+
+    def save_emergency(self, job: TrainingJob, step: int) -> None:
+        """Dump, with the job's extra dict."""
+        self.manager.save_emergency_checkpoint(step, **parts(job), extra=job.extra.state_dict())
+
+    def stage(self, step: int, refresh: bool = False, kind: str | None = None) -> None:  # noqa: FBT001, FBT002
+        """Bring a step from the mirror."""
+        wanted = cast("Kind | None", kind)
+        self.manager.stage_checkpoint_step(step, refresh=refresh, require_kind=wanted)
+
+    def catch_sigterm(self) -> Callable[[], bool]:
+        """Note SIGTERM until this is closed."""
+        termination = self.closing.enter_context(self.manager.catch_sigterm())
+        return lambda: termination.came
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Load and hand the extra dict back to the job."""
@@ -119,7 +137,8 @@ class ReferenceManager:
 
     def close(self) -> None:
         """Wait for uploads and let go."""
-        self.manager.close()
+        with self.closing:
+            self.manager.close()
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ try:
         certify,
         combine,
         explore,
+        exporting,
         listing,
         mutants,
         running,
@@ -62,7 +63,8 @@ def top(
         raise typer.Exit
 
 
-for command in (certify, write, mutants, combine, listing, explore, fsck, drills, diff):
+DISK = (fsck, drills, diff, exporting)
+for command in (certify, write, mutants, combine, listing, explore, *DISK):
     command.register(app)
 
 

@@ -34,6 +34,8 @@ class Capability(StrEnum):
     PLANT = "plant"  # plant(step): a step without payload that discovery names, by Python only
     RESEAL = "reseal"  # reseal(step): its own checksums are renewed, whatever its files hold now
     ASYNC = "async"  # save_async, or save itself, gives a PendingSave: it goes on while one trains
+    STAGE = "stage"  # stage: a step comes from options.mirror into the directory
+    EMERGENCY = "emergency"  # save_emergency, alone on each rank; catch_sigterm
 
 
 class Feature(StrEnum):
@@ -185,7 +187,12 @@ class Manager(Protocol):
     A process may open a second manager, for a job that the first one has wrapped.
     `settle()` is called before `close()`, and waits for what `close()` does not wait for.
     With the capability `async` there is `save_async(job, step)`, which returns a `PendingSave`,
-    unless `save` itself does.
+    unless `save` itself does. With the capability `emergency` there is `save_emergency(job, step)`,
+    which dumps what this process holds and asks no other rank, and `catch_sigterm()`: from then on
+    SIGTERM ends nothing, and what it returns says, each time that it is called, whether one has
+    come. Every rank calls it before it trains. With the capability `stage` there is
+    `stage(step, refresh, kind)`: it brings a step from the mirror, unless it is there; with
+    `refresh` what the mirror has replaces what is there; `kind` None takes any format.
     """
 
     def save(self, job: TrainingJob, step: int) -> PendingSave | None:

@@ -32,6 +32,8 @@ FAMILIES: Mapping[str, str] = {
     "SECU": "untrusted input",
     "SIDE": "save has no side effects",
     "ASYN": "saves in the background",
+    "EMRG": "emergency dumps",
+    "STAG": "staging from a mirror",
 }
 
 PROFILES: Mapping[str, str] = {
@@ -47,6 +49,8 @@ PROFILES: Mapping[str, str] = {
     "distributed": "several ranks save and load one checkpoint, also in another layout",
     "security": "a checkpoint is data: it runs no code and leads nowhere else",
     "async": "a save in the background saves what the job had when it began, and is told as it is",
+    "emergency": "a job that is told to end leaves a whole dump of that step, or costs nothing",
+    "staging": "what comes from a mirror is whole, was asked for, and costs no copy that is here",
     "versions": "what one release of torch wrote another one loads, or refuses in words",
 }
 

@@ -233,7 +233,7 @@ class Child:
         if op.final:
             result["final"] = self.job.leaves()
 
-    def _arm_at(self, op: messages.Run, step: int) -> None:
+    def _arm_at(self, op: messages.Run | messages.Preempt, step: int) -> None:
         """Arm the faults of a run as the save of its `fault_step` begins.
 
         A trainer may save in a thread: what that still writes of an earlier step is not to be hit.
@@ -393,6 +393,40 @@ class Child:
             return self.describe(error)
         return None
 
+    def op_emergency_save(self, op: messages.EmergencySave, result: Draft) -> None:
+        """Dump now."""
+        self.prepare()
+        self.arm(op.faults)
+        try:
+            self.dump(self.job.step if op.step is None else op.step)
+        finally:
+            result["faults"] = self.disarm()
+
+    def dump(self, step: int) -> None:
+        """Dump through the manager, with the journal's markers around it."""
+        self.journal.begun(step)
+        with self._noting_failure(step):
+            self.opened.save_emergency(self.job, step)
+        self.journal.acknowledged(step)
+
+    def op_preempt(self, op: messages.Preempt, result: Draft) -> None:
+        """Train with saves until SIGTERM has come, and dump between two steps."""
+        self.prepare()
+        has_come = self.opened.catch_sigterm()
+        self.journal.on_begun = partial(self._arm_at, op)
+        try:
+            while self.job.step < op.until and result.get("dumped") is None:
+                self.job.train(1)
+                if has_come():
+                    self.dump(self.job.step)
+                    result["dumped"] = int(self.job.step)
+                elif self.job.step in op.save_at:
+                    self.save(self.job.step)
+            self.finish_save()
+        finally:
+            result["faults"] = self.disarm()
+            self.journal.on_begun = lambda _: None
+
     def op_load(self, op: messages.Load, result: Draft) -> None:
         """Load into the live job."""
         self.arm(op.faults)
@@ -468,10 +502,15 @@ class Child:
         if "$job" in op.args:
             self.prepare()
         args = [self.job if arg == "$job" else arg for arg in op.args]
-        value = getattr(self.opened, op.method)(*args)
-        if pending := pending_save(value):
-            wait_for(pending)
-            value = None
+        method = getattr(self.opened, op.method)
+        self.arm(op.faults)
+        try:
+            value = method(*args)
+            if pending := pending_save(value):
+                wait_for(pending)
+                value = None
+        finally:
+            result["faults"] = self.disarm()
         if op.method.startswith("load") and isinstance(value, int):
             self.job.step = value
         result["value"] = value if isinstance(value, int | str | list | dict | None) else str(value)

@@ -162,6 +162,26 @@ class EndSaves(Op, frozen=True, tag="end_saves"):
     asks: bool = True
 
 
+class EmergencySave(Op, frozen=True, tag="emergency_save"):
+    """Dump now, as a job does that was told to end; as `step` or as the step of the job."""
+
+    step: int | None = None
+    faults: tuple[Fault, ...] = ()
+
+
+class Preempt(Op, frozen=True, tag="preempt", kw_only=True):
+    """Catch SIGTERM and train with saves, as `Run` does; dump once it has come, and end.
+
+    It is asked between two steps whether it has come. The faults are those that send the signal,
+    from the save of `fault_step` on.
+    """
+
+    until: int
+    save_at: tuple[int, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    fault_step: int = 0
+
+
 class Load(Op, frozen=True, tag="load"):
     """Load into the live job: the newest, a step, or a path."""
 
@@ -227,6 +247,7 @@ class Call(Op, frozen=True, tag="call", kw_only=True):
 
     method: str
     args: tuple[Any, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 class Probe(Op, frozen=True, tag="probe", kw_only=True):
@@ -241,6 +262,8 @@ AnyOp = (
     | Save
     | BeginSave
     | EndSaves
+    | EmergencySave
+    | Preempt
     | Load
     | Train
     | Steps
@@ -259,7 +282,8 @@ AnyOp = (
 
 def faults_of(op: AnyOp) -> tuple[Fault, ...]:
     """Return the faults of an operation; only those that save or load have any."""
-    return op.faults if isinstance(op, Run | Save | BeginSave | Load) else ()
+    with_faults = Run | Save | BeginSave | EmergencySave | Preempt | Load | Call
+    return op.faults if isinstance(op, with_faults) else ()
 
 
 def named(op: AnyOp) -> list[str]:
@@ -359,6 +383,19 @@ class EndSavesResult(Result, frozen=True, tag="end_saves"):
     faults: tuple[FaultReport, ...] = ()
 
 
+class EmergencySaveResult(Result, frozen=True, tag="emergency_save"):
+    """What the faults of a dump did."""
+
+    faults: tuple[FaultReport, ...] = ()
+
+
+class PreemptResult(Result, frozen=True, tag="preempt"):
+    """The step that was dumped, if one was, and what the faults did."""
+
+    dumped: int | None = None
+    faults: tuple[FaultReport, ...] = ()
+
+
 class LoadResult(Result, frozen=True, tag="load"):
     """The step that a load gave."""
 
@@ -426,9 +463,10 @@ class GateResult(Result, frozen=True, tag="gate"):
 
 
 class CallResult(Result, frozen=True, tag="call"):
-    """The plain value of a method."""
+    """The plain value of a method, and what the faults did."""
 
     value: Any = None
+    faults: tuple[FaultReport, ...] = ()
 
 
 class ProbeResult(Result, frozen=True, tag="probe"):
@@ -442,6 +480,8 @@ AnyResult = (
     | SaveResult
     | BeginSaveResult
     | EndSavesResult
+    | EmergencySaveResult
+    | PreemptResult
     | LoadResult
     | TrainResult
     | StepsResult

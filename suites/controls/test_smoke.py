@@ -10,10 +10,12 @@ from ckpt_conformance.harness.messages import (
     Call,
     CallResult,
     Close,
+    EmergencySave,
     ExitKind,
     Options,
     Probe,
     ProbeResult,
+    Run,
     RunResult,
     Steps,
     StepsResult,
@@ -279,6 +281,28 @@ def _plant(subject: Subject) -> None:
         _fail(subject, "plant", listed, result)
 
 
+def _stage(subject: Subject) -> None:
+    """Stage a step on an empty disk."""
+    trees.clear(subject.root)
+    options = Options(mirror=str(subject.scratch / "mirror"))
+    saved = subject.run(2, (2,), options=options, then=[Close()])
+    trees.clear(subject.root)
+    staged = subject.execute(Call(method="stage", args=(2, False, None)), Close(), options=options)
+    resumed = subject.resume()
+    if saved.error or staged.error or oracle.step_of(resumed) != 2:  # noqa: PLR2004  that step
+        _fail(subject, "stage", subject.tell(staged if staged.error else resumed), staged)
+
+
+def _emergency(subject: Subject) -> None:
+    """Dump on an empty disk: files are there. What a resume makes of them is CKC-EMRG-001."""
+    trees.clear(subject.root)
+    caught = Call(method="catch_sigterm")
+    result = subject.execute(caught, Run(until=2), EmergencySave())
+    if result.error or not trees.files(subject.root):
+        files = len(trees.files(subject.root))
+        _fail(subject, "emergency", f"{files} files, {subject.tell(result)}", result)
+
+
 def _reseal(subject: Subject) -> None:
     """Renew checksums that fit already: the step still loads."""
     subject.execute(Call(method="reseal", args=(4,)))
@@ -299,4 +323,6 @@ PLAIN_USE: dict[str, Callable[[Subject], None]] = {
     "reshard": _reshard,
     "plant": _plant,
     "reseal": _reseal,
+    "emergency": _emergency,
+    "stage": _stage,
 }

@@ -38,7 +38,7 @@ ALLOWED = {
             "harness",
         ),
         *("crash.script", "crash.explore", "crash.model", "trace", "processes", "contract"),
-        *("fsck.diff", "fsck.judge", "fsck.source"),
+        *("fsck.diff", "fsck.judge", "fsck.source", "reference_impl"),
     },
     "report": {
         *("plugin", "mutants", "crash.explore", "subject", "contract"),

@@ -119,6 +119,8 @@ def _part(content: Content, part: Part, top: str, candidate: Candidate) -> Itera
         match form:
             case Format.REFERENCE:
                 yield from _reference(content, base, name)
+            case Format.DUMP:
+                yield from _dump(content, base)
             case Format.DCP:
                 yield from _dcp(content, base, _dotted(base))
             case Format.INDEX:
@@ -319,6 +321,13 @@ def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[s
     for item in items:
         start, box = stored[item.key].start, (item.at, item.shape)
         yield item.key, dense_piece(shard, start, box, ITEM_SIZE[item.dtype])
+
+
+def _dump(content: Content, base: str) -> Iterator[str]:
+    """Read an emergency dump: what each rank has, under the names of per-rank files."""
+    for name in sorted(content.folder.listing(base)):
+        if manifest.rank_of_marker(name) is not None:
+            yield from _reference(content, base, name)
 
 
 def _reference(content: Content, base: str, name: str) -> Iterator[str]:

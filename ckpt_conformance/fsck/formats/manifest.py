@@ -7,6 +7,7 @@ no code with it.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST_BYTES = 128 << 20
-ALONE, RANKS = 1, 2
-"""Versions of the schema: what one process writes, and what several ranks write."""
+ALONE, RANKS, DUMP = 1, 2, 3
+"""Versions of the schema: what one process writes, what several ranks write, a rank's marker."""
 _SELF = "manifest_digest"
 _HEX = 64
+_MARKER = re.compile(r"rank(0|[1-9]\d{0,5})\.json")
 SIGNS = (b'"manifest_digest"', b'"schema_version"', b'"save_id"')
 """Words of a manifest; one of them shows that a damaged file was one."""
 
@@ -51,15 +53,29 @@ class Extent(NamedTuple):
     tensor: str
 
 
+class Dumped(NamedTuple):
+    """What a marker says of an emergency dump: whose part it is, where it was made.
+
+    `attempt` is the same on all ranks of one dump.
+    """
+
+    rank: int
+    host: str
+    anywhere: bool
+    attempt: tuple[object, ...]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What a checkpoint of the reference manager consists of.
 
     Attributes:
-        kind: `model` for a file a rank, `dcp` for a directory of torch.distributed.checkpoint.
+        kind: `model` for a file a rank, `dcp` for a directory of torch.distributed.checkpoint,
+            `emergency` for what one rank dumped.
         tensors: by file; a tensor that several ranks wrote stands under each of its parts.
         ties: groups of tensors that are one: names of the model's state.
         layout: how each tensor that the ranks divided was divided, in words.
+        dump: of a marker alone.
 
     """
 
@@ -70,6 +86,7 @@ class Manifest:
     tensors: dict[str, list[Extent]]
     ties: list[list[str]]
     layout: dict[str, str]
+    dump: Dumped | None = None
 
 
 def hasher() -> Callable[..., Any] | None:
@@ -89,10 +106,10 @@ def read(data: bytes) -> Manifest:
         raise Malformed("it has no digest of itself")
     _check_digest(body, digest, data)
     version = body.get("schema_version")
-    if version not in (ALONE, RANKS):
-        raise Malformed(f"its schema version is {clip(version)}: {ALONE} and {RANKS} are known")
+    if version not in (ALONE, RANKS, DUMP):
+        raise Malformed(f"its schema version is {clip(version)}: {ALONE} to {DUMP} are known")
     kind = body.get("kind")
-    if kind not in ("model", "dcp"):
+    if kind not in (("emergency",) if version == DUMP else ("model", "dcp")):
         raise Malformed(f"its kind is {clip(kind)}")
     files = {plain(name): _listed(name, entry) for name, entry in _object(body, "files").items()}
     tensors: dict[str, list[Extent]] = {}
@@ -104,7 +121,24 @@ def read(data: bytes) -> Manifest:
             tensors.setdefault(file, []).append(extent)
     step, world = count(body.get("step"), "step"), count(body.get("world_size"), "world_size")
     ties, layout = _ties(body.get("ties", [])), _layout(body.get("layout", {}))
-    return Manifest(step, str(kind), world, files, tensors, ties, layout)
+    dump = _dump(body, world) if version == DUMP else None
+    return Manifest(step, str(kind), world, files, tensors, ties, layout, dump)
+
+
+def _dump(body: Json, world: int) -> Dumped:
+    """Read whose part of a dump it is."""
+    rank, host = count(body.get("rank"), "rank"), body.get("host")
+    anywhere = body.get("anywhere")
+    if rank >= world or not isinstance(host, str) or not isinstance(anywhere, bool):
+        raise Malformed(f"it is of rank {rank} of {world}, on host {clip(host)}")
+    attempt = tuple(body.get(key) for key in ("run_id", "save_id", "tokens_seen"))
+    return Dumped(rank, host, anywhere, attempt)
+
+
+def rank_of_marker(name: str) -> int | None:
+    """Return the rank whose marker a name is; None for any other name."""
+    match = _MARKER.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def _layout(value: object) -> dict[str, str]:

@@ -9,6 +9,7 @@ from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.judge import looks, parts
 from ckpt_conformance.fsck.judge.context import Context
 from ckpt_conformance.fsck.judge.dcp_folder import dcp_part
+from ckpt_conformance.fsck.judge.dumps import dump_part
 from ckpt_conformance.fsck.judge.expected import judge_layout
 from ckpt_conformance.fsck.judge.foreign import foreign_part
 from ckpt_conformance.fsck.judge.hf_shards import shards_part
@@ -154,6 +155,7 @@ _WITH_FILES = {
     Format.ORBAX: orbax_part,
     Format.SNAPSHOT: snapshot_part,
     Format.EMPTY: looks.empty_part,
+    Format.DUMP: dump_part,
 }
 """What judges a folder and all that is below it, by the names of the files."""
 

@@ -66,10 +66,7 @@ def reference_part(context: Context, base: str, name: str, candidate: Candidate)
         what = f"the manifest is of step {listed.step}, and {name_says}"
         report.say(Kind.DAMAGED, base + name, what)
     if manifest.hasher() is None:
-        what = (
-            "digests are BLAKE3, which is not installed: pip install 'ckpt-conformance[reference]'"
-        )
-        report.say(Kind.UNKNOWN, base + name, what)
+        say_no_hasher(context, base + name)
         return []
     report.digest += len(data)
     report.world_size, report.ties = listed.world_size, len(listed.ties)
@@ -80,12 +77,18 @@ def reference_part(context: Context, base: str, name: str, candidate: Candidate)
         what = "the manifest does not list this file: another program left it?"
         report.say(Kind.NOTE, base + stranger, what)
         look(context, base + stranger)
-    looks = Work(0, partial(_look_at_files, context, base, sorted(listed.files)), is_look=True)
-    digests = [_digest_work(context, base, file_name, listed) for file_name in sorted(listed.files)]
+    looks = Work(0, partial(look_at_files, context, base, sorted(listed.files)), is_look=True)
+    digests = [digest_work(context, base, file_name, listed) for file_name in sorted(listed.files)]
     return [looks, *chain.from_iterable(digests)]
 
 
-def _look_at_files(context: Context, base: str, names: Sequence[str], buffer: memoryview) -> Sums:
+def say_no_hasher(context: Context, name: str) -> None:
+    """Report that digests cannot be checked."""
+    what = "digests are BLAKE3, which is not installed: pip install 'ckpt-conformance[reference]'"
+    context.report.say(Kind.UNKNOWN, name, what)
+
+
+def look_at_files(context: Context, base: str, names: Sequence[str], buffer: memoryview) -> Sums:
     """Look for code in files that have digests: who writes a manifest may write anything."""
     own = replace(context, report=Report(context.report.path, ""), sizes=NOTHING)
     for name in names:
@@ -119,7 +122,7 @@ def contradictions(listed: manifest.Manifest) -> Iterator[tuple[str, tuple[str, 
             yield f"it ties {', '.join(map(clip, group))}, and places them apart", tuple(group)
 
 
-def _digest_work(context: Context, base: str, name: str, listed: manifest.Manifest) -> list[Work]:
+def digest_work(context: Context, base: str, name: str, listed: manifest.Manifest) -> list[Work]:
     """Compare the size of a file at once; leave its digest as work."""
     folder, report, entry = context.folder, context.report, listed.files[name]
     extents = listed.tensors.get(name, [])

@@ -70,6 +70,7 @@ _STEP_NAME = re.compile(r"(.*?)\d{1,18}")
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
+_DUMP = re.compile(r"emergency_step_\d{1,18}_\d{1,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 _TEXT = {".md", ".txt", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"}
 _DATA = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
@@ -88,6 +89,7 @@ class Format(StrEnum):
     INDEX = "index"  # of Hugging Face, with the files that it names
     DCP = "dcp"
     REFERENCE = "reference"
+    DUMP = "reference-emergency"  # of the reference manager, on SIGTERM: a marker for each rank
     ORBAX = "orbax"  # a step, or an item of one, with all that is below it
     SNAPSHOT = "torchsnapshot"  # with all that is below it
     GGUF = "gguf"
@@ -264,7 +266,7 @@ def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> boo
     is_signed = written.is_signed(names)
     steps = [name for name in inner if OF_A_STEP.match(name)]
     holds_steps = any(not (is_signed and written.is_sharded(name)) for name in steps)
-    if is_by_names(names):
+    if is_by_names(names) or _DUMP.fullmatch(_name(folder, base)):
         return True
     if _NUMBER.fullmatch(_name(folder, base)) and _holds_items(folder, base, inner):
         return True
@@ -521,6 +523,9 @@ def _runs_code(folder: Folder, name: str) -> bool:
 def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> Iterator[Part]:
     """Yield what a folder inside a checkpoint holds."""
     is_dcp = any(map(dcp.is_file, names))
+    if _DUMP.fullmatch(_name(folder, base)):
+        yield Part(Format.DUMP, base, "")
+        return
     if _is_reference(folder, base, names):
         yield Part(Format.REFERENCE, base, _DCP_MANIFEST)
         return
@@ -659,6 +664,7 @@ def layout_name(candidate: Candidate) -> str:
 
 _LAYOUTS_OF_FORMATS = {
     Format.REFERENCE: "reference-dcp",
+    Format.DUMP: str(Format.DUMP),
     Format.ORBAX: "orbax",
     Format.SNAPSHOT: "torchsnapshot",
     Format.DCP: "dcp",

@@ -1,0 +1,485 @@
+"""Emergency dumps: what a job writes when it is told to end, and what a resume makes of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckpt_conformance import fault_injectors
+from ckpt_conformance.contract import Capability, kept_trees, trees
+from ckpt_conformance.contract.verdicts import (
+    Outcome,
+    Unknown,
+    Violation,
+    control_failed,
+)
+from ckpt_conformance.fault_injectors import at_rest
+from ckpt_conformance.fault_injectors.injected_calls import why_not
+from ckpt_conformance.harness.messages import (
+    Call,
+    Close,
+    CopyOut,
+    EmergencySave,
+    EmergencySaveResult,
+    ExitKind,
+    Options,
+    Preempt,
+    PreemptResult,
+    Probe,
+    Run,
+    RunResult,
+    Save,
+    Train,
+)
+from ckpt_conformance.harness.strata import TAKING
+from ckpt_conformance.subject import batched_recovery, controls, oracle, worlds
+from ckpt_conformance.subject.batched_recovery import Case
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import OTHER_SEED, Slot
+from ckpt_conformance.suites.controls import test_smoke as smoke
+from ckpt_conformance.suites.rank_saves import TWO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves, SeenCall
+    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.worlds import WorldResult
+
+REGULAR, DUMPED, LATER = 2, 4, 6
+WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
+COUNTING = fault_injectors.spec("system-call")  # counts the calls, and hits none
+WRITERS = ("file-write", "torch-save", "rename")  # calls of a save in Python
+KILLS, CUTS = 5, 4  # at the quick budget
+DUMPS: Slot[Dumps] = Slot("dumps that nothing disturbs")
+
+
+# ---- programs ------------------------------------------------------------------------------------
+
+
+def regular_then_dump() -> list[AnyOp]:
+    """Save step 2, train to step 4 and dump; the state is then that of the golden run."""
+    return [Run(until=REGULAR, save_at=(REGULAR,)), Train(n=DUMPED - REGULAR), EmergencySave()]
+
+
+@dataclass(frozen=True)
+class Dumps:
+    """The directory before a dump of step 4, after it, and after one of step 6, too."""
+
+    before: Path
+    one: Path
+    two: Path
+
+    @property
+    def names(self) -> list[str]:
+        """Files that the dump of step 4 made or changed, relative to the directory."""
+        return changed(self.before, self.one)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Files of both dumps that are alike but for the numbers in their names, older first."""
+        newer = {trees.pattern(name): name for name in changed(self.one, self.two)}
+        return [
+            (name, newer[kind])
+            for name in self.names
+            if (kind := trees.pattern(name)) in newer and newer[kind] != name
+        ]
+
+
+def changed(before: Path, after: Path) -> list[str]:
+    """Name the files below `after` that are not there, or others, below `before`."""
+    then, now = kept_trees.fingerprint(before), kept_trees.fingerprint(after)
+    return sorted(name for name in now if now[name] not in {"/", then.get(name)})
+
+
+def dumps(subject: Subject) -> Dumps:
+    """Save and dump without any fault, once; raises Unknown where that does not end well."""
+    return subject.once(DUMPS, lambda: _dumps(subject))
+
+
+def _dumps(subject: Subject) -> Dumps:
+    subject.reset()
+    made = Dumps(*(subject.folder / f"dumps-{name}" for name in ("before", "one", "two")))
+    before, dump = regular_then_dump()[:-1], EmergencySave()
+    copies = [CopyOut(tree=str(place)) for place in (made.before, made.one, made.two)]
+    result = subject.execute(*before, copies[0], dump, copies[1], Train(n=2), dump, copies[2])
+    if not result.went_well:
+        raise dump_fails(subject, result)
+    return made
+
+
+def dump_fails(subject: Subject, result: ProcessResult) -> Unknown:
+    """Make the Unknown of a check that needs a dump which nothing disturbs."""
+    checks = (test_a_newer_dump_is_resumed, smoke.test_a_new_process_loads_what_was_saved)
+    return controls.blame(subject, subject.tell(result), *checks)
+
+
+def require_resumed(subject: Subject) -> None:
+    """Raise Unknown where a dump that nothing disturbs is not what a resume gives, bit for bit."""
+    controls.require(test_a_newer_dump_is_resumed, subject)
+    controls.require(test_a_dump_is_the_state_bit_for_bit, subject)
+
+
+def resumes(
+    subject: Subject, legal: Mapping[int, Leaves], cases: Sequence[tuple[str, Path]]
+) -> None:
+    """Resume from each directory; raise Violation where what is served is no whole step."""
+
+    def is_fine(result: ProcessResult) -> bool:
+        return outcome_of(subject, result, legal) in WHOLE
+
+    named = [Case(folder) for _, folder in cases]
+    for (name, _), result in zip(
+        cases, batched_recovery.resume_each(subject, named, is_fine), strict=True
+    ):
+        outcome = outcome_of(subject, result, legal)
+        if outcome not in WHOLE:
+            step, _ = oracle.arrival(result)
+            evidence = subject.evidence(result, legal.get(step or 0), outcome=str(outcome))
+            raise Violation(f"{name}: a load gives {outcome}", evidence=evidence)
+
+
+def outcome_of(
+    subject: Subject, result: ProcessResult, legal: Mapping[int, Leaves], *acknowledged: int
+) -> Outcome:
+    """Say what a resume gave; the regular step was acknowledged, unless another one was."""
+    return subject.classify(
+        result, legal, newest=max(legal), acknowledged=acknowledged or (REGULAR,)
+    )
+
+
+# ---- what a resume takes -------------------------------------------------------------------------
+
+
+@check("CKC-EMRG-001")
+def test_a_newer_dump_is_resumed(subject: Subject) -> None:
+    """A dump that is newer than each regular checkpoint is what a resume takes.
+
+    Why: discovery knew regular names alone; a preempted job went back to its last regular step
+    although the dump had been made (B05, P01).
+    How: save step 2, train, dump step 4, end without ceremony; a new process must get step 4. The
+    same where there is no regular checkpoint yet.
+    """
+    for first in (regular_then_dump(), [Train(n=DUMPED), EmergencySave()]):
+        subject.reset()
+        dumping = subject.execute(*first)
+        if not dumping.went_well:
+            controls.require(smoke.test_a_new_process_loads_what_was_saved, subject)
+            message = f"a dump fails: {subject.tell(dumping)}"
+            raise Violation(message, evidence=subject.evidence(dumping))
+        resumed = subject.resume()
+        if oracle.step_of(resumed) != DUMPED:
+            beside = "a regular step 2" if len(first) > 2 else "nothing"  # noqa: PLR2004
+            message = f"step 4 was dumped beside {beside}; a resume gives {subject.tell(resumed)}"
+            raise Violation(message, evidence=subject.evidence(resumed))
+
+
+@check("CKC-EMRG-002")
+def test_an_older_dump_is_not_resumed(subject: Subject) -> None:
+    """A regular checkpoint that is newer than a dump is what a resume takes.
+
+    Why: a dump of an earlier preemption stayed, was looked at first or was newer on the disk's
+    clock, and the job went back behind its last regular step (C05).
+    How: dump step 2, save step 4; a new process must get step 4. Then the same with what the dump
+    left put back, as a job leaves it that is killed before it tidies up.
+    """
+    legal = subject.legal(subject.golden(), DUMPED)
+    subject.reset()
+    early, late = subject.scratch / "early", subject.scratch / "late"
+    dump = (Train(n=REGULAR), EmergencySave(), CopyOut(tree=str(early)))
+    result = subject.execute(*dump, Train(n=2), Save(), CopyOut(tree=str(late)), Close())
+    if not result.went_well:
+        raise dump_fails(subject, result)
+    trees.materialize(late, subject.root)
+    _require_regular(subject, legal, "a save")
+    trees.materialize(late, subject.root)
+    put_back(early, subject.root)
+    _require_regular(subject, legal, "a save, beside what the dump left")
+
+
+def put_back(source: Path, target: Path) -> None:
+    """Copy what is in one directory and not in another; the copies are the newest on the disk."""
+    there = kept_trees.fingerprint(target)
+    for name in kept_trees.fingerprint(source):
+        if name not in there:
+            place = target / name
+            if (source / name).is_dir():
+                place.mkdir(exist_ok=True)
+            else:
+                place.write_bytes((source / name).read_bytes())
+                os.utime(place)
+
+
+def _require_regular(subject: Subject, legal: Mapping[int, Leaves], after: str) -> None:
+    resumed = subject.resume()
+    if outcome_of(subject, resumed, legal, DUMPED) is not Outcome.NEW:
+        message = f"a dump of step 2, then a regular step 4: after {after} a resume gives another"
+        raise Violation(f"{message}: {subject.tell(resumed)}", evidence=subject.evidence(resumed))
+
+
+@check("CKC-EMRG-003")
+def test_a_dump_that_is_not_whole_is_never_resumed(subject: Subject) -> None:
+    """Of a dump that lacks a file, or has one of another step, nothing is served.
+
+    Why: ranks dump without a word to each other; a part that is missing, cut, or of another step is
+    loaded with the rest, and the job trains on from a state that never was (MX12).
+    How: dump steps 4 and 6 beside a regular step 2. Take each file of the first dump away, or its
+    second half; then give files of the later one the bytes of the earlier one. A new process must
+    get a step that was saved or dumped, bit for bit.
+    """
+    require_resumed(subject)
+    legal = subject.legal(subject.golden((REGULAR, DUMPED, LATER)))
+    made = dumps(subject)
+    there = kept_trees.fingerprint(made.one)
+    if lost := [name for name in kept_trees.fingerprint(made.before) if name not in there]:
+        raise control_failed(f"a dump alone removes {lost[0]}", "CKC-EMRG-004")
+    cases: list[tuple[str, Path]] = []
+    for name in subject.sample(made.names, quick=CUTS):
+        for what in ("gone", "half"):
+            place = subject.folder / "not-whole" / f"{len(cases)}"
+            trees.materialize(made.one, place)
+            if what == "gone":
+                (place / name).unlink()
+            else:
+                at_rest.truncate(place, name, "half")
+            cases.append((f"{name} of a dump is {what}", place))
+    for older, newer in subject.sample(made.pairs, quick=CUTS):
+        place = subject.folder / "not-whole" / f"{len(cases)}"
+        trees.materialize(made.two, place)
+        (place / newer).write_bytes((place / older).read_bytes())
+        cases.append((f"{newer} has the bytes of {older}", place))
+    resumes(subject, legal, cases)
+
+
+# ---- while it is made ----------------------------------------------------------------------------
+
+
+@check("CKC-EMRG-004")
+def test_a_kill_in_a_dump_costs_the_dump_alone(subject: Subject) -> None:
+    """A process that is killed while it dumps leaves the regular checkpoints as they were.
+
+    Why: the patience of a scheduler ends in the middle of a dump; who had made room for it, or had
+    moved a pointer, has lost the step that was there (M005, C01, B01).
+    How: save step 2, train, die by SIGKILL at a system call of the dump of step 4; a new process
+    must get step 4 whole, or step 2, and step 2 by request, where steps can be asked for. Step 2
+    is there after a dump that nothing disturbs, too.
+    """
+    require_resumed(subject)
+    legal = subject.legal(subject.golden())
+    made = dumps(subject)
+    calls = _calls_of_a_dump(subject)
+    cases: list[tuple[str, Path]] = []
+    for call in _chosen(subject, calls):
+        for moment in ("before", "after"):
+            subject.reset()
+            trees.materialize(made.before, subject.root)
+            fault = fault_injectors.spec("system-call", at=call.call, error="kill", moment=moment)
+            killed = _dump_after_resume(subject, fault)
+            if killed.exit_kind is not ExitKind.KILLED:
+                raise Unknown(f"the kill at call {call.call} of a dump did not fire")
+            place = subject.folder / "killed-dumps" / f"{len(cases)}"
+            trees.materialize(subject.root, place)
+            cases.append((f"killed {moment} {call.what} of {call.path or '.'} in a dump", place))
+    resumes(subject, legal, cases)
+    if Capability.EXPLICIT_STEP in subject.info.capabilities:
+        _require_regular_by_step(subject, legal, [("a whole dump", made.one), *cases])
+
+
+def _dump_after_resume(subject: Subject, fault: Fault) -> ProcessResult:
+    """Resume step 2, train to step 4 and dump with a fault."""
+    run = Run(until=DUMPED, resume=True)
+    return subject.execute(run, EmergencySave(faults=(fault,)), seed=OTHER_SEED)
+
+
+def _calls_of_a_dump(subject: Subject) -> Sequence[SeenCall]:
+    """List the system calls of a dump that nothing disturbs."""
+    subject.reset()
+    trees.materialize(dumps(subject).before, subject.root)
+    result = _dump_after_resume(subject, COUNTING)
+    reports = result.of(EmergencySaveResult).faults
+    if not result.went_well or not reports or not reports[0].log:
+        raise why_not(subject, result)
+    return reports[0].log
+
+
+def _chosen(subject: Subject, calls: Sequence[SeenCall]) -> list[SeenCall]:
+    """Choose calls to be killed at: those that take a name away come first."""
+    if subject.budget == "full":
+        return list(calls)
+    taking = [call for call in calls if call.what in TAKING]
+    rest = [call for call in calls if call.what not in TAKING]
+    some = subject.rng.sample(taking, min(2, len(taking)))
+    return [*some, *subject.rng.sample(rest, min(KILLS - len(some), len(rest)))]
+
+
+def _require_regular_by_step(
+    subject: Subject, legal: Mapping[int, Leaves], cases: Sequence[tuple[str, Path]]
+) -> None:
+    """Raise Violation unless step 2 is served by request after each kill."""
+    regular = {REGULAR: legal[REGULAR]}
+
+    def is_fine(result: ProcessResult) -> bool:
+        return outcome_of(subject, result, regular) is Outcome.NEW
+
+    named = [Case(folder, REGULAR) for _, folder in cases]
+    loads = batched_recovery.resume_each(subject, named, is_fine)
+    for (name, _), result in zip(cases, loads, strict=True):
+        if not is_fine(result):
+            message = f"{name}: the regular step 2 is not served any more: {subject.tell(result)}"
+            raise Violation(message, evidence=subject.evidence(result))
+
+
+@check("CKC-EMRG-005")
+def test_sigterm_may_come_twice_and_inside_a_save(subject: Subject) -> None:
+    """SIGTERM that comes inside a save, and again, ends neither the process nor the save.
+
+    Why: the first signal restored the default action and the second one killed the job in the
+    middle of its dump; a handler that saves sees half a step, or a save inside a save (P02).
+    How: catch SIGTERM, train, and send it at calls of the save of step 4, more than once. The save
+    must be acknowledged, the dump of the next step must be made, and a new process must get it as
+    it was.
+    """
+    require_resumed(subject)
+    legal = subject.legal(subject.golden((REGULAR, DUMPED + 1)))
+    subject.reset()
+    signals = tuple(fault_injectors.spec(name, at=1, mode="term") for name in WRITERS)
+    job = Preempt(
+        until=LATER + 2, save_at=(REGULAR, DUMPED, LATER), faults=signals, fault_step=DUMPED
+    )
+    result = subject.execute(job, Close())
+    sent = sum(report.fired for report in result.of(PreemptResult).faults)
+    if result.exit_kind is not ExitKind.ENDED or result.error:
+        message = f"SIGTERM inside a save, more than once: {subject.tell(result)}"
+        raise Violation(message, evidence=subject.evidence(result))
+    if not sent:
+        raise Unknown("no call of the save was seen, so no signal was sent")
+    dumped = result.of(PreemptResult).dumped
+    if dumped != DUMPED + 1 or DUMPED not in result.steps_of("acknowledged"):
+        message = f"SIGTERM came in the save of step 4, and the dump is of step {dumped}"
+        raise Violation(message, evidence=subject.evidence(result, signals=sent))
+    resumed = subject.resume()
+    if outcome_of(subject, resumed, legal, DUMPED + 1) is not Outcome.NEW:
+        evidence = subject.evidence(resumed, legal[DUMPED + 1], signals=sent)
+        raise Violation(
+            "after SIGTERM inside a save a resume gives another state", evidence=evidence
+        )
+
+
+@check("CKC-EMRG-006")
+def test_a_dump_is_the_state_bit_for_bit(subject: Subject) -> None:
+    """What a dump gives to a resume is what a regular save of that step would give, bit for bit.
+
+    Why: a fast path of its own leaves out what the usual one saves, such as moments, generators or
+    the data position, or counts the unfinished epoch as done (P04, P02).
+    How: dump step 4 as `CKC-EMRG-001` does; compare what a new process gets with what it gets of a
+    regular step 4.
+    """
+    controls.require(test_a_newer_dump_is_resumed, subject)
+    legal = subject.legal(subject.golden(), DUMPED)
+    trees.materialize(dumps(subject).one, subject.root)
+    resumed = subject.resume()
+    if outcome_of(subject, resumed, legal, DUMPED) is not Outcome.NEW:
+        evidence = subject.evidence(resumed, legal[DUMPED])
+        raise Violation("a dump gives another state than a regular save", evidence=evidence)
+
+
+# ---- after it was made ---------------------------------------------------------------------------
+
+
+@check("CKC-EMRG-007")
+def test_a_dump_stays_until_a_later_save_is_durable(subject: Subject) -> None:
+    """The dump that a job resumed from is there until a later regular checkpoint is.
+
+    Why: who tidies dumps up when it has resumed, or when the next save begins, has nothing newer
+    than the regular checkpoint if that save dies (C01, C02).
+    How: from a dump of step 4 beside a regular step 2: resume, train, and die by SIGKILL at a
+    system call of the save of step 6, with as few checkpoints to keep as the manager can; a new
+    process must get step 4 or step 6. Without a kill it must get step 6.
+    """
+    require_resumed(subject)
+    legal = subject.legal(subject.golden((DUMPED, LATER)))
+    options = Options()
+    if Capability.RETENTION in subject.info.capabilities:
+        options = Options(keep_last=subject.info.min_keep)
+    counted = _later_save(subject, options, COUNTING)
+    reports = counted.of(RunResult).faults
+    if not counted.went_well or not reports or not reports[0].log:
+        raise why_not(subject, counted)
+    if outcome_of(subject, resumed := subject.resume(), legal, LATER) is not Outcome.NEW:
+        raise control_failed(f"after a save of step 6 a resume gives {subject.tell(resumed)}")
+    for call in _chosen(subject, reports[0].log):
+        for moment in ("before", "after"):
+            fault = fault_injectors.spec("system-call", at=call.call, error="kill", moment=moment)
+            killed = _later_save(subject, options, fault)
+            if killed.exit_kind is not ExitKind.KILLED:
+                raise Unknown(f"the kill at call {call.call} of a later save did not fire")
+            resumed = subject.resume()
+            outcome = outcome_of(subject, resumed, legal, DUMPED)
+            if outcome not in WHOLE:
+                message = f"killed {moment} {call.what} of {call.path or '.'} in the save of step 6"
+                evidence = subject.evidence(resumed, outcome=str(outcome))
+                raise Violation(f"{message}, a load gives {outcome}", evidence=evidence)
+
+
+def _later_save(subject: Subject, options: Options, fault: Fault) -> ProcessResult:
+    """Resume from the dump of step 4, and save step 6 with a fault."""
+    trees.materialize(dumps(subject).one, subject.root)
+    run = Run(until=LATER, save_at=(LATER,), resume=True, faults=(fault,), fault_step=LATER)
+    return subject.execute(run, options=options, seed=OTHER_SEED)
+
+
+# ---- several ranks -------------------------------------------------------------------------------
+
+
+@check("CKC-EMRG-008")
+def test_ranks_that_stop_apart_have_dumped_nothing(subject: Subject) -> None:
+    """A dump of several ranks counts where each has its part, and all parts are of one step.
+
+    Why: SIGTERM reaches some ranks only, or ranks that are at different steps; what they have
+    dumped together is no state that ever was (MX12, P03).
+    How: two ranks save step 2. Then one of them dumps alone; then both do, one as step 4 and one as
+    step 5: two new ranks must get step 2. Then both dump step 4: they must get that.
+    """
+    gold = worlds.golden(subject, TWO)
+    legal = worlds.legal(subject, gold, TWO)
+    apart: dict[str, Sequence[AnyOp]] = {
+        "the first rank dumps alone": (EmergencySave(ranks=(0,)),),
+        "the second rank dumps alone": (EmergencySave(ranks=(1,)),),
+        "one rank dumps step 4 and the other step 5": (
+            Probe(probe="ckpt_conformance.harness.probes:count", args={"step": 5}, ranks=(1,)),
+            EmergencySave(),
+        ),
+    }
+    for name, dump in apart.items():
+        resumed = _dumped_by_ranks(subject, dump)
+        if outcome_of_ranks(subject, resumed, legal) is not Outcome.PREVIOUS:
+            evidence = subject.evidence(resumed, ranks=worlds.by_rank(subject, resumed))
+            message = f"{name}, beside a regular step 2: a resume gives {subject.tell(resumed)}"
+            raise Violation(message, evidence=evidence)
+    resumed = _dumped_by_ranks(subject, (EmergencySave(),))
+    if outcome_of_ranks(subject, resumed, legal) is not Outcome.NEW:
+        evidence = subject.evidence(resumed, ranks=worlds.by_rank(subject, resumed))
+        message = f"two ranks dump step 4: a resume gives {subject.tell(resumed)}"
+        raise Violation(message, evidence=evidence)
+
+
+def outcome_of_ranks(
+    subject: Subject, resumed: WorldResult, legal: Mapping[int, Leaves]
+) -> Outcome:
+    """Say what a resume of ranks gave."""
+    return subject.classify(resumed, legal, newest=DUMPED, acknowledged=(REGULAR,))
+
+
+def _dumped_by_ranks(subject: Subject, dump: Sequence[AnyOp]) -> WorldResult:
+    """Save step 2, train to step 4, dump, end; return how two new ranks resume."""
+    trees.clear(subject.root)
+    caught = Call(method="catch_sigterm")
+    ops = (caught, Run(until=REGULAR, save_at=(REGULAR,)), Train(n=DUMPED - REGULAR), *dump)
+    made = worlds.patiently(partial(worlds.execute, subject, TWO, *ops))
+    if not made.went_well:
+        raise control_failed(f"ranks that dump do not end well: {subject.tell(made)}")
+    return worlds.patiently(partial(worlds.resume, subject, TWO))

@@ -1,0 +1,369 @@
+"""Steps that are brought from a mirror: whole, what was asked for, never less than before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpt_conformance import fault_injectors
+from ckpt_conformance.contract import Capability, trees
+from ckpt_conformance.contract.verdicts import Unknown, Violation, control_failed
+from ckpt_conformance.fault_injectors import at_rest, payload, system_call
+from ckpt_conformance.fault_injectors.injected_calls import why_not
+from ckpt_conformance.harness.messages import (
+    Call,
+    CallResult,
+    Close,
+    CopyOut,
+    ExitKind,
+    Options,
+    Probe,
+    ProbeResult,
+    Run,
+    Train,
+)
+from ckpt_conformance.subject import controls, oracle
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import OTHER_SEED, SAVES, Slot
+from ckpt_conformance.suites.controls import test_smoke as smoke
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves, SeenCall
+    from ckpt_conformance.subject.subject import Subject
+
+OLDER, NEWEST = SAVES
+KILLS, HELD, DAMAGED = 6, 3, 4  # at the quick budget
+COUNTING = fault_injectors.spec("system-call")  # counts the calls, and hits none
+DAMAGES = ("bit-flip", "truncate-half", "gone")
+SCENE: Slot[Scene] = Slot("a mirror, and a stale copy beside it")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A mirror with steps 2 and 4, and a directory in which another job has saved step 4.
+
+    `stale` is what a load of that gives, `fresh` what one of the mirror's own step 4 gives.
+    """
+
+    mirror: Path
+    stale_root: Path
+    fresh: Leaves
+    stale: Leaves
+
+
+def scene(subject: Subject) -> Scene:
+    """Make it, once; raises Unknown where that does not end well."""
+    return subject.once(SCENE, lambda: _make_scene(subject))
+
+
+def _make_scene(subject: Subject) -> Scene:
+    fresh = subject.loaded(subject.golden(), NEWEST)
+    subject.reset()
+    mirror, stale_root = subject.folder / "stage-mirror", subject.folder / "stage-stale"
+    job = (Run(until=NEWEST, save_at=SAVES), Close())
+    saving = subject.execute(*job, options=Options(mirror=str(mirror)))
+    if not saving.went_well:
+        raise smoke.trouble(subject, saving, smoke.test_each_declared_capability_works)
+    trees.clear(subject.root)
+    other = Run(until=NEWEST, save_at=(NEWEST,))
+    saving = subject.execute(other, Close(), CopyOut(tree=str(stale_root)), seed=OTHER_SEED)
+    resumed = subject.resume()
+    step, stale = oracle.arrival(resumed)
+    if not saving.went_well or step != NEWEST or oracle.same(stale, fresh, subject.holds):
+        raise smoke.trouble(subject, resumed)
+    return Scene(mirror, stale_root, fresh, stale)
+
+
+def staging(
+    step: int, *, refresh: bool = False, kind: str | None = None, fault: Fault | None = None
+) -> Call:
+    """Make the operation that stages a step."""
+    faults = () if fault is None else (fault,)
+    return Call(method="stage", args=(step, refresh, kind), faults=faults)
+
+
+def staged(
+    subject: Subject, *ops: AnyOp, begin: Path | None = None, mirror: Path | None = None
+) -> ProcessResult:
+    """Run operations in a process that has the mirror, in a copy of a directory or an empty one."""
+    place = scene(subject).mirror if mirror is None else mirror
+    if begin is None:
+        trees.clear(subject.root)
+    else:
+        trees.materialize(begin, subject.root)
+    return subject.execute(*ops, Close(), options=Options(mirror=str(place)))
+
+
+def served(subject: Subject) -> tuple[ProcessResult, str]:
+    """Resume without the mirror; say whether that gives the fresh state, the stale one, or what."""
+    made = scene(subject)
+    resumed = subject.resume()
+    step, state = oracle.arrival(resumed)
+    for name, wanted in (("fresh", made.fresh), ("stale", made.stale)):
+        if resumed.went_well and step == NEWEST and oracle.same(state, wanted, subject.holds):
+            return resumed, name
+    return resumed, subject.tell(resumed)
+
+
+def require_staged(subject: Subject) -> None:
+    """Raise Unknown where a step that nothing disturbs is not staged."""
+    controls.require(test_a_staged_step_is_the_one_that_was_asked_for, subject)
+    controls.require(test_a_refresh_replaces_a_stale_copy, subject)
+
+
+# ---- what is staged ------------------------------------------------------------------------------
+
+
+@check("CKC-STAG-001")
+def test_a_staged_step_is_the_one_that_was_asked_for(subject: Subject) -> None:
+    """On an empty disk a step is staged from the mirror, and loads like the original.
+
+    Why: the newest step of the bucket came, or the one that a pointer named, whatever was asked
+    for; an evaluation of step 2 was one of step 4 (R06).
+    How: mirror steps 2 and 4. In an empty directory stage one of them, take the mirror away; a new
+    process must get that step, bit for bit.
+    """
+    legal = subject.legal(subject.golden())
+    for step in SAVES:
+        result = staged(subject, staging(step))
+        if not result.went_well:
+            message = f"a step that the mirror has is not staged: {subject.tell(result)}"
+            raise Violation(message, evidence=subject.evidence(result))
+        resumed = subject.resume()
+        arrived, state = oracle.arrival(resumed)
+        if arrived != step or not oracle.same(state, legal[step], subject.holds):
+            message = f"step {step} was staged; a new process gets {subject.tell(resumed)}"
+            raise Violation(message, evidence=subject.evidence(resumed, legal[step]))
+
+
+@check("CKC-STAG-002")
+def test_a_refresh_replaces_a_stale_copy(subject: Subject) -> None:
+    """With `refresh` what the mirror has is what loads, although the step was here already.
+
+    Why: a job that was run again in the same scratch left a model file of its first life; the step
+    was there, so nothing was fetched, or it was preferred to what came (M042, MX10).
+    How: another job has saved step 4 here, in each format that the manager has; stage step 4 with
+    `refresh`; a new process must get the mirror's.
+    """
+    controls.require(test_a_staged_step_is_the_one_that_was_asked_for, subject)
+    made = scene(subject)
+    for name, begin in stale_copies(subject, made).items():
+        result = staged(subject, staging(NEWEST, refresh=True), begin=begin)
+        if not result.went_well:
+            message = f"a stale copy ({name}) is not replaced: {subject.tell(result)}"
+            raise Violation(message, evidence=subject.evidence(result))
+        resumed, what = served(subject)
+        if what != "fresh":
+            message = f"step 4 was refreshed over a stale copy ({name}); a new process gets {what}"
+            raise Violation(message, evidence=subject.evidence(resumed, made.fresh))
+
+
+def stale_copies(subject: Subject, made: Scene) -> dict[str, Path]:
+    """Directories with a stale step 4: as the manager saves, and in each format that it writes."""
+    copies = {"as it saves": made.stale_root}
+    if Capability.KINDS not in subject.info.capabilities:
+        return copies
+    for kind in ("model", "dcp"):
+        place = subject.folder / f"stage-stale-{kind}"
+        if not place.exists():
+            trees.clear(subject.root)
+            save = Call(method="save_kind", args=("$job", NEWEST, kind))
+            saving = subject.execute(
+                Train(n=NEWEST), save, Close(), CopyOut(tree=str(place)), seed=OTHER_SEED
+            )
+            if not saving.went_well:
+                raise smoke.trouble(subject, saving, smoke.test_each_declared_capability_works)
+        copies[kind] = place
+    return copies
+
+
+@check("CKC-STAG-003")
+def test_what_is_damaged_in_the_mirror_replaces_nothing(subject: Subject) -> None:
+    """A step that is damaged in the mirror is not staged, and costs no copy that is here.
+
+    Why: what came was believed by its name, or the local copy went before the download was whole
+    (D07, M042).
+    How: flip a bit in a file of the mirror's step 4, cut it, or take it away; refresh over a stale
+    copy. The stage may raise; a new process must get the stale step 4 or the fresh one, bit for
+    bit.
+    """
+    require_staged(subject)
+    made = scene(subject)
+    names = _names_of_step(subject, made)
+    for number, name in enumerate(subject.sample(names, quick=DAMAGED)):
+        for damage in DAMAGES if subject.budget == "full" else (DAMAGES[number % len(DAMAGES)],):
+            mirror = subject.scratch / "damaged-mirror"
+            trees.materialize(made.mirror, mirror)
+            _damage(subject, mirror, name, damage)
+            result = staged(
+                subject, staging(NEWEST, refresh=True), begin=made.stale_root, mirror=mirror
+            )
+            resumed, what = served(subject)
+            if what not in {"fresh", "stale"}:
+                message = f"{name} of the mirror: {damage}; after a refresh a load gives {what}"
+                evidence = subject.evidence(resumed, staging=subject.tell(result))
+                raise Violation(message, evidence=evidence)
+
+
+def _names_of_step(subject: Subject, made: Scene) -> list[str]:
+    """Name the files of step 4 in the mirror: those that are not there while step 2 alone is."""
+    subject.reset()
+    mirror = subject.scratch / "older-mirror"
+    job = (Run(until=OLDER, save_at=(OLDER,)), Close())
+    subject.execute(*job, options=Options(mirror=str(mirror)))
+    older = set(payload.names(mirror))
+    return [name for name in payload.names(made.mirror) if name not in older]
+
+
+def _damage(subject: Subject, mirror: Path, name: str, damage: str) -> None:
+    if damage == "gone":
+        (mirror / name).unlink()
+    elif damage == "truncate-half":
+        at_rest.truncate(mirror, name, "half")
+    else:
+        data = bytearray((mirror / name).read_bytes())
+        data[subject.rng.randrange(len(data))] ^= 1 << subject.rng.randrange(8)
+        (mirror / name).write_bytes(data)
+
+
+# ---- while it is staged --------------------------------------------------------------------------
+
+
+@check("CKC-STAG-004")
+def test_a_kill_in_a_refresh_leaves_a_whole_copy(subject: Subject) -> None:
+    """A process that is killed while it refreshes leaves the stale copy or the fresh one, whole.
+
+    Why: the stale copy was deleted first, as the safe side; the download then died, and neither was
+    there (M042, C01).
+    How: refresh step 4 over a stale copy, die by SIGKILL at a system call of that; a new process
+    must get one of the two, bit for bit.
+    """
+    require_staged(subject)
+    made = scene(subject)
+    for call in _chosen(subject, _calls_of_a_refresh(subject, made)):
+        for moment in ("before", "after"):
+            fault = fault_injectors.spec("system-call", at=call.call, error="kill", moment=moment)
+            killed = staged(
+                subject, staging(NEWEST, refresh=True, fault=fault), begin=made.stale_root
+            )
+            if killed.exit_kind is not ExitKind.KILLED:
+                raise Unknown(f"the kill at call {call.call} of a refresh did not fire")
+            resumed, what = served(subject)
+            if what not in {"fresh", "stale"}:
+                message = f"killed {moment} {call.what} of {call.path or '.'} in a refresh"
+                raise Violation(
+                    f"{message}, a load gives {what}", evidence=subject.evidence(resumed)
+                )
+
+
+def _calls_of_a_refresh(subject: Subject, made: Scene) -> Sequence[SeenCall]:
+    """List the system calls of a refresh that nothing disturbs."""
+    counted = staged(subject, staging(NEWEST, refresh=True, fault=COUNTING), begin=made.stale_root)
+    reports = counted.of(CallResult).faults
+    if not counted.went_well or not reports or not reports[0].log:
+        raise why_not(subject, counted)
+    return reports[0].log
+
+
+def _chosen(subject: Subject, calls: Sequence[SeenCall]) -> list[SeenCall]:
+    """Choose calls: those that give or take a name first, of the rest some."""
+    if subject.budget == "full":
+        return list(calls)
+    naming = [call for call in calls if call.what.startswith(("rename", "unlink", "rmdir", "link"))]
+    rest = [call for call in calls if call not in naming]
+    some = subject.sample(naming, quick=KILLS - 2)
+    return [*some, *subject.sample(rest, quick=max(KILLS - len(some), 0))]
+
+
+@check("CKC-STAG-005")
+def test_two_processes_that_stage_at_once_are_both_right(subject: Subject) -> None:
+    """Two processes stage one step at once: where both say that it is here, it is, whole.
+
+    Why: both wrote under one name of work in progress, or one took what the other was writing for
+    leftovers and removed it (A12, PX10).
+    How: hold a stage of step 4 in an empty directory at some of its system calls until another
+    process has staged it, too; none may fail, and a new process must get step 4, bit for bit.
+    """
+    require_staged(subject)
+    made = scene(subject)
+    counted = staged(subject, staging(NEWEST, fault=COUNTING))
+    reports = counted.of(CallResult).faults
+    if not counted.went_well or not reports or not reports[0].log:
+        raise why_not(subject, counted)
+    for call in subject.sample(reports[0].log, quick=HELD):
+        results = _at_once(subject, made, call)
+        resumed, what = served(subject)
+        told = [subject.tell(result) for result in results if result.error or result.code]
+        if told or what != "fresh":
+            where = f"{call.what} of {call.path or '.'}"
+            message = f"a second process stages while the first stands at {where}"
+            ending = f"one of them ends: {told[0]}" if told else f"then a load gives {what}"
+            raise Violation(f"{message}: {ending}", evidence=subject.evidence(resumed))
+
+
+def _at_once(subject: Subject, made: Scene, call: SeenCall) -> list[ProcessResult]:
+    """Hold the first process at a call until the second one has staged the step."""
+    trees.clear(subject.root)
+    gate = subject.scratch / f"gate-{call.call}"
+    options = Options(mirror=str(made.mirror))
+    first: list[AnyOp] = [staging(NEWEST, fault=system_call.hold(call.call, gate))]
+    first += [_probe("was_held", gate), Close()]
+    second: list[AnyOp] = [_probe("wait_for_the_other", gate), staging(NEWEST), Close()]
+    second += [_probe("let_the_other_go", gate)]
+    programs = [
+        subject.program(*first, options=options),
+        subject.program(*second, rank=1, options=options),
+    ]
+    results = subject.send(programs)
+    if results[0].went_well and not results[0].of(ProbeResult).value:
+        raise Unknown(f"the hold at call {call.call} of a stage did not fire")
+    return results
+
+
+def _probe(name: str, gate: Path) -> Probe:
+    return Probe(
+        probe=f"ckpt_conformance.harness.probes:{name}", args={"gate": str(gate)}, go_on=True
+    )
+
+
+# ---- in which format -----------------------------------------------------------------------------
+
+
+@check("CKC-STAG-006")
+def test_the_kind_that_was_asked_for_is_staged_or_refused(subject: Subject) -> None:
+    """A step is staged in the format that was asked for, or the stage is refused.
+
+    Why: an evaluation that asked for the model file got the sharded directory that was there, or
+    the other way round (M004, M031).
+    How: stage step 4 from the mirror in each format, in an empty directory and beside a stale copy
+    in the other one. Where that does not raise, a load of step 4 in that format must give the
+    mirror's.
+    """
+    require_staged(subject)
+    made = scene(subject)
+    copies = stale_copies(subject, made)
+    taken = 0
+    for kind, other in (("model", "dcp"), ("dcp", "model")):
+        for begin in (None, copies[other]):
+            result = staged(subject, staging(NEWEST, kind=kind), begin=begin)
+            if result.exit_kind is not ExitKind.ENDED:
+                raise control_failed(f"a stage of one kind ends: {subject.tell(result)}")
+            if result.error:
+                continue
+            taken += 1
+            _require_kind(subject, kind, made, "beside another" if begin else "alone")
+    if not taken:
+        raise Violation("a step that the mirror has is staged in no format that is asked for")
+
+
+def _require_kind(subject: Subject, kind: str, made: Scene, where: str) -> None:
+    load = Call(method="load_kind", args=("$job", NEWEST, kind))
+    result = subject.execute(load, Run(stop_after=0), seed=OTHER_SEED)
+    arrived, state = oracle.arrival(result)
+    if arrived != NEWEST or not oracle.same(state, made.fresh, subject.holds):
+        message = f"step 4 was staged as {kind}, {where}; a load of that gives another"
+        raise Violation(message, evidence=subject.evidence(result, made.fresh))
