@@ -64,6 +64,10 @@ class Name(NamedTuple):
         return f"{self.module}.{self.name}"
 
 
+FROM_BYTES = Name("torch.storage", "_load_from_bytes")
+"""What `pickle` makes of a storage of torch: a file of torch in the old format, as bytes."""
+
+
 class Trick(StrEnum):
     """What no library's pickle does, and what hides a call of something."""
 
@@ -82,6 +86,7 @@ class Asked:
         handed: those that are used as values, so that whatever gets them may call them.
         tricks: what it does besides.
         made: what INST or OBJ make an instance of, or call where it is no class.
+        nested: bytes that it has torch load.
 
     """
 
@@ -90,6 +95,7 @@ class Asked:
     handed: set[Name] = field(default_factory=set[Name])
     tricks: set[Trick] = field(default_factory=set[Trick])
     made: set[Name] = field(default_factory=set[Name])
+    nested: list[Any] = field(default_factory=list[Any])
 
     def add(self, other: Asked) -> None:
         """Add what another pickle of the same file asks for."""
@@ -98,6 +104,7 @@ class Asked:
         self.handed |= other.handed
         self.tricks |= other.tricks
         self.made |= other.made
+        self.nested += other.nested
 
 
 class Limit(Malformed):
@@ -382,6 +389,8 @@ class Machine:
             return
         self.loose[of] -= 1
         self.asked.called.add(of)
+        if of == FROM_BYTES:
+            self.asked.nested.append(args)
         at = _CLASS_AT.get(of)
         if at is not None and is_tuple(args) and len(args) > at and isinstance(args[at], Name):
             self.loose[args[at]] -= 1

@@ -15,6 +15,7 @@ from ckpt_conformance.fsck.formats import (
 )
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.pickles import (
+    FROM_BYTES,
     MOST_BYTES,
     Asked,
     Broken,
@@ -52,6 +53,7 @@ _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
 _REQUIRES_GRAD = 4  # the argument of each of _REBUILD
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
+_MOST_NESTED = 3  # files of torch in one another
 _OF_LEGACY = 5  # its pickles: magic, version, machine, structure, keys of storages
 STREAMS = (
     1 << 12,
@@ -232,11 +234,38 @@ class _ShortOf(Short):
         self.asked = asked
 
 
-def _stream_of(data: bytes, most: int, steps: pickles.Steps | None = None) -> Stream | None:
+def _look_inside(asked: Asked, level: int) -> None:
+    """Ask for what the files of torch ask for that stand in a pickle, in place of their load.
+
+    One that cannot be followed to its end leaves the load as it is, which no list has.
+    """
+    found = Asked()
+    for args in asked.nested:
+        (data,) = args if is_tuple(args) and len(args) == 1 else (None,)
+        if not isinstance(data, bytes) or level >= _MOST_NESTED:
+            return
+        try:
+            stream = _stream_of(data, len(data) + 1, level=level + 1)
+        except Malformed:
+            return
+        if stream is None or stream.problem or not stream.is_legacy:
+            return
+        found.add(stream.asked)
+    if asked.nested and FROM_BYTES not in asked.handed:
+        asked.names.discard(FROM_BYTES)
+        asked.called.discard(FROM_BYTES)
+        asked.nested.clear()
+        asked.add(found)
+
+
+def _stream_of(
+    data: bytes, most: int, steps: pickles.Steps | None = None, level: int = 0
+) -> Stream | None:
     asked, is_legacy, number = Asked(), False, 0
     try:
         for held, one in pickles.load_each(data, _OF_LEGACY, steps):
             number += 1
+            _look_inside(one, level)
             asked.add(one)
             is_legacy = is_legacy or (number == 1 and held == _MAGIC)
     except Broken as error:

@@ -1,0 +1,66 @@
+"""Tensors in a plain pickle: files of torch in the old format, as bytes."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from typing import TYPE_CHECKING
+
+import torch
+
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class _Loads:
+    """Has torch load some bytes."""
+
+    def __init__(self, data: bytes, *more: object) -> None:
+        self.data, self.more = data, more
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return torch.storage._load_from_bytes, (self.data, *self.more)
+
+
+def _old(value: object) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream, _use_new_zipfile_serialization=False)
+    return stream.getvalue()
+
+
+def _state(tmp_path: Path, value: object) -> State:
+    folder = tmp_path / "step_1"
+    folder.mkdir(exist_ok=True)
+    torch.save({"w": torch.ones(2)}, folder / "model.pt")
+    (folder / "state.pkl").write_bytes(pickle.dumps(value))
+    return judge(folder).state
+
+
+def test_tensors_in_a_plain_pickle_run_nothing(tmp_path: Path) -> None:
+    """`pickle.dump` of a tensor writes its storage as a file of torch, which a load reads."""
+    assert _state(tmp_path, {"a": torch.ones(3), "b": [torch.arange(4)]}) is State.WHOLE
+    assert _state(tmp_path, _Loads(_old({"a": 1}))) is State.WHOLE
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("true",)
+
+
+def test_code_in_a_file_in_a_plain_pickle_is_unsafe(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    torch.save({"a": torch.ones(3)}, stream)
+    for value in (
+        _Loads(_old(_Evil())),
+        [torch.ones(2), _Loads(_old({"a": _Evil()}))],
+        _Loads(_old(_Loads(_old(_Evil())))),
+        _Loads(stream.getvalue()),  # not looked into: nobody writes that
+        _Loads(b"cos\nsystem\n(S'true'\ntR."),
+        _Loads(_old(1)[:40]),
+        torch.storage._load_from_bytes,
+    ):
+        assert _state(tmp_path, value) is State.UNSAFE
