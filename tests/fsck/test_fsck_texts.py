@@ -16,7 +16,7 @@ import yaml
 from ckpt_conformance.fsck.code import yaml_tags
 from ckpt_conformance.fsck.code.yaml_tags import asked_by
 from ckpt_conformance.fsck.judge.judge import Options, judge
-from ckpt_conformance.fsck.source.findings import Kind, Report, State
+from ckpt_conformance.fsck.source.findings import Kind, Report, State, Topic
 from ckpt_conformance.fsck.source.trust import Trust
 
 if TYPE_CHECKING:
@@ -105,6 +105,13 @@ def test_what_pyyaml_resolves_is_what_is_seen() -> None:
                 pending += node.value
         own = {tag.rpartition(":")[2] for tag in tags if "python/" in tag}
         assert {str(name) for name in asked_by(whole.encode()).names} == own
+
+
+def test_a_text_of_many_tags_is_left_when_its_time_is_over(step: Path) -> None:
+    (step / "a.yaml").write_text("a: [!x 1" + ", !x 1" * 3_000_000 + "]\n")
+    report = only(judge(step, Options(file_timeout=0.1)))
+    assert report.state is State.UNKNOWN
+    assert {one.topic for one in report.findings} == {Topic.OUT_OF_TIME}
 
 
 def test_a_tag_far_behind_in_a_large_text_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
