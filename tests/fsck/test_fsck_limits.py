@@ -120,7 +120,7 @@ TEXTS = {
     "too many digits": (b'{"a":' + ENTRY.replace(b"[1]", b"[" + b"9" * 5000 + b"]") + b"}", False),
     "a number below": (b'{"a":' + ENTRY.replace(b"[0,1]", b"[-1,0]") + b"}", False),
     "three offsets": (b'{"a":' + ENTRY.replace(b"[0,1]", b"[0,0,1]") + b"}", False),
-    "another field": (b'{"a":' + ENTRY.replace(b"{", b'{"b":1,') + b"}", False),
+    "another field": (b'{"a":' + ENTRY.replace(b"{", b'{"b":1,') + b"}", True),
     "deep": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, False),
     "a list": (b"[]", False),
     "a number": (b'{"a":1}', False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import io
 import os
 import pickle
@@ -64,3 +65,18 @@ def test_code_in_a_file_in_a_plain_pickle_is_unsafe(tmp_path: Path) -> None:
         torch.storage._load_from_bytes,
     ):
         assert _state(tmp_path, value) is State.UNSAFE
+
+
+def test_code_in_a_pickle_behind_many_is_unsafe(tmp_path: Path) -> None:
+    """Programs append pickles to a file, and load them one by one."""
+    folder = tmp_path / "step_1"
+    assert _state(tmp_path, 1) is State.WHOLE
+    many = b"".join(map(pickle.dumps, range(3000)))
+    (folder / "state.pkl").write_bytes(many)
+    assert judge(folder).state is State.WHOLE
+    (folder / "state.pkl").write_bytes(many + pickle.dumps(_Evil()))
+    assert judge(folder).state is State.UNSAFE
+
+
+def test_arrays_of_the_standard_library_run_nothing(tmp_path: Path) -> None:
+    assert _state(tmp_path, array.array("d", [1, 2])) is State.WHOLE

@@ -54,6 +54,7 @@ _MOST_DIMENSIONS = 64
 _REQUIRES_GRAD = 4  # the argument of each of _REBUILD
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
 _MOST_NESTED = 3  # files of torch in one another
+_MOST_PICKLES = 1_000_000  # one behind the other, as programs append them
 _OF_LEGACY = 5  # its pickles: magic, version, machine, structure, keys of storages
 STREAMS = (
     1 << 12,
@@ -263,11 +264,13 @@ def _stream_of(
 ) -> Stream | None:
     asked, is_legacy, number = Asked(), False, 0
     try:
-        for held, one in pickles.load_each(data, _OF_LEGACY, steps):
+        for held, one in pickles.load_each(data, _MOST_PICKLES, steps):
             number += 1
             _look_inside(one, level)
             asked.add(one)
             is_legacy = is_legacy or (number == 1 and held == _MAGIC)
+            if is_legacy and number == _OF_LEGACY:
+                return Stream(asked, is_legacy)  # storages follow
     except Broken as error:
         if len(data) == most and error.is_short:
             asked.add(error.asked)
@@ -278,7 +281,8 @@ def _stream_of(
         asked.add(error.asked)
         is_any = number or is_pickle
         return Stream(asked, is_legacy, str(error), error.is_limit) if is_any else None
-    return Stream(asked, is_legacy)
+    what = "more pickles one behind the other than are followed"
+    return Stream(asked, is_legacy, what, is_limit=True)
 
 
 def _is_pickle(data: bytes, error: Broken) -> bool:

@@ -46,6 +46,7 @@ _DATA = {
     "builtins": _PLAIN,
     "__builtin__": _PLAIN,
     "_codecs": "encode",
+    "array": "array _array_reconstructor",
     "collections": "OrderedDict Counter defaultdict deque",
     "copyreg": "_reconstructor",
     "copy_reg": "_reconstructor",
