@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,6 @@ from ckpt_conformance.fsck.source.trust import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ckpt_conformance.fsck.source.findings import Report
 
@@ -125,12 +125,15 @@ def test_only_sizes_are_sizes(text: str) -> None:
     assert is_size("FloorDiv(Symbol('s77', positive=True, integer=True), Integer(2)) + 2*u0")
 
 
+WEIGHTS = Path(__file__).parents[1] / "golden" / "fsck" / "foreign" / "model.h5"
+
+
 def _keras(path: Path, layer: dict[str, object]) -> Path:
     config = {"module": "keras", "class_name": "Sequential", "config": {"layers": [layer]}}
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("metadata.json", "{}")
         archive.writestr("config.json", json.dumps(config))
-        archive.writestr("model.weights.h5", b"\x89HDF\r\n\x1a\n")
+        archive.write(WEIGHTS, "model.weights.h5")
     return path
 
 

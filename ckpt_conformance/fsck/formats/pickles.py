@@ -64,10 +64,6 @@ class Name(NamedTuple):
         return f"{self.module}.{self.name}"
 
 
-FROM_BYTES = Name("torch.storage", "_load_from_bytes")
-"""What `pickle` makes of a storage of torch: a file of torch in the old format, as bytes."""
-
-
 class Trick(StrEnum):
     """What no library's pickle does, and what hides a call of something."""
 
@@ -389,7 +385,7 @@ class Machine:
             return
         self.loose[of] -= 1
         self.asked.called.add(of)
-        if of == FROM_BYTES:
+        if of == ("torch.storage", "_load_from_bytes"):
             self.asked.nested.append(args)
         at = _CLASS_AT.get(of)
         if at is not None and is_tuple(args) and len(args) > at and isinstance(args[at], Name):
@@ -540,10 +536,6 @@ def _pop(machine: Machine) -> None:
         machine.marks.pop()
     else:
         machine.stack.pop()
-
-
-def _mark(machine: Machine) -> None:
-    machine.marks.append(len(machine.stack))
 
 
 def _marked(kind: Callable[[list[Any]], Any]) -> Callable[[Machine], None]:
@@ -754,7 +746,7 @@ STEPS: Steps = {
         "2": _duplicate,
         "\x80": Machine.check_protocol,
         "\x95": Machine.check_frame,
-        "(": _mark,
+        "(": lambda machine: machine.marks.append(len(machine.stack)),
         "0": _pop,
         "1": Machine.pop_mark,
         "N": _constant(None),
