@@ -14,7 +14,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointError,
     CheckpointManager,
     CheckpointReference,
-    DirectoryMirror,
+    mirror_at,
     rehydrate,
 )
 from ckpt_conformance.reference_impl.durable import digest_bytes
@@ -155,7 +155,7 @@ class Reference(AdapterBase):
     def open(self, root: Path, options: OpenOptions) -> ReferenceManager:
         """Open on a directory, with the mirror and the retention that are asked for."""
         target, gate = options.mirror, options.upload_gate
-        mirror = DirectoryMirror(target, before_file=gate) if target else None
+        mirror = mirror_at(str(target), before_file=gate) if target else None
         use_dcp = self.use_dcp if options.kind is None else options.kind == "dcp"
         keep = 0 if options.keep_last is None else options.keep_last
         return ReferenceManager(

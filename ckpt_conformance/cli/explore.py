@@ -33,7 +33,7 @@ from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
-from ckpt_conformance.crash.model.models import OF_A_DISK, OF_RANKS
+from ckpt_conformance.crash.model.models import OF_A_DISK, OF_RANKS, OF_STORES
 from ckpt_conformance.crash.script.command import GRACE, Signals
 from ckpt_conformance.processes import scratch
 from ckpt_conformance.report import (
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.work.identity import Identity
 
 E = TypeVar("E", bound="BaseExplorer")
+STORED = "mirrored"  # the workload of stores: `store_saves`, which is imported late
 
 
 class Progress(cli_progress.Progress):
@@ -108,7 +109,7 @@ What = Annotated[
     ),
 ]
 Models = Annotated[
-    Names, typer.Option(help="Persistence model (repeatable); default: all but posix.")
+    Names, typer.Option(help="Persistence model (repeatable); default: all of a disk but posix.")
 ]
 Ranks = Annotated[
     int, typer.Option(min=1, max=8, help=f"Ranks that save: models {', '.join(OF_RANKS)}.")
@@ -185,6 +186,10 @@ def explore(  # noqa: PLR0913  one parameter for each option
     refused |= {"--results": results, "--cache": cache, "--on": on}
     signals = scripts.signals_of(preempt, grace, kill_rank or (), refused)
     chosen = [] if script else _workloads(workload or (), every=is_full)
+    if set(models) & set(OF_STORES):
+        alone = (workload, real, ranks > 1, script, results, cache, on, record, recording)
+        _require_store_alone(models, any(alone))
+        chosen = [STORED]
     asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
     limits = _limits(jobs, every=is_full)
     order = Order(what, script, with_command, asked, limits, ranks, out, keep, signals)
@@ -387,6 +392,16 @@ def _check_ranks(ranks: int, models: Sequence[str], real: Sequence[str], command
         raise requests.RequestError(f"{what} is explored with one rank; leave --ranks out")
 
 
+def _require_store_alone(models: Sequence[str], has_more: bool) -> None:  # noqa: FBT001  of one call
+    """Refuse what goes with no recording of requests."""
+    if has_more or set(models) - set(OF_STORES):
+        raise requests.RequestError(
+            f"model {OF_STORES[0]!r} is explored alone, of an adapter that mirrors to URLs: it has "
+            "a workload of its own; leave out other models, workloads, --real, --ranks, --results, "
+            "--cache, --on, --record and --recording, and give no command"
+        )
+
+
 def _limits(jobs: int | None, *, every: bool) -> Limits:
     from ckpt_conformance.crash.explore import exploration as engine
 
@@ -500,7 +515,11 @@ class Run:
             self._explore_on_ranks(subject, name, progress)
             return
         with contextlib.ExitStack() as stack:
-            if self.kit:
+            if name == STORED:
+                from ckpt_conformance.crash.explore.stores import store_saves
+
+                recorded = store_saves.record(subject)
+            elif self.kit:
                 recorded = stack.enter_context(self.kit.workload(name))
             else:
                 recorded = workloads.record(subject, name)

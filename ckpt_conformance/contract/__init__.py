@@ -25,6 +25,7 @@ class Capability(StrEnum):
     STEPS = "steps"  # discovery can be asked: steps()
     RETENTION = "retention"  # options.keep_last is honoured
     MIRROR = "mirror"  # options.mirror: committed steps are copied there in the background
+    STORE = "store"  # options.mirror may be a URL of fsspec, such as s3://bucket/prefix
     KINDS = "kinds"  # several formats of one step: save_kind, load_kind
     REFERENCE = "reference"  # load_path: a file, a checkpoint directory or its parent
     EXPORT = "export"  # export(step, destination): one torch file with the model's state_dict
@@ -235,11 +236,12 @@ class OpenOptions:
     """How to open a manager. An adapter ignores what it does not declare.
 
     `upload_gate` is called before each file that a background mirror copies: it may block (a slow
-    network) or raise OSError (a failing one).
+    network) or raise OSError (a failing one). `mirror` is a directory, or a URL where the adapter
+    declares `STORE`.
     """
 
     keep_last: int | None = None
-    mirror: Path | None = None
+    mirror: Path | str | None = None
     upload_gate: Callable[[str], None] | None = None
     kind: str | None = None
 

@@ -103,7 +103,8 @@ class Child:
         """
         if self._opened is None:
             wanted = self.options
-            mirror = Path(wanted.mirror) if wanted.mirror else None
+            place = wanted.mirror
+            mirror = place if place is None or "://" in place else Path(place)
             options = OpenOptions(wanted.keep_last, mirror, self.gate.pass_through, wanted.kind)
             try:
                 self._opened = self.adapter.open(self.root, options)

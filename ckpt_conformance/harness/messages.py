@@ -524,7 +524,7 @@ class JobSpec(Message, frozen=True, omit_defaults=True):
 
 
 class Options(Message, frozen=True, omit_defaults=True):
-    """How the manager is opened; `mirror` is a path, `kind` what is asked for explicitly."""
+    """How the manager is opened; `mirror` is a path or a URL, `kind` what is asked for."""
 
     keep_last: int | None = None
     mirror: str | None = None
@@ -563,7 +563,7 @@ class Program(Message, frozen=True, omit_defaults=True):
     `rank_group`: this child forks one process for each of these programs, and `rank` is said in
     every event of a journal that they share. `hash_seed` is that of an interpreter of its own.
     `record` names the folder of a recording; with `stops` all ranks are killed where each has done
-    so much.
+    so much. `environment` has variables of this child alone; None removes one.
     """
 
     adapter: str
@@ -585,6 +585,7 @@ class Program(Message, frozen=True, omit_defaults=True):
     rank_group: tuple[Program, ...] = ()
     record: str = ""
     stops: tuple[Stop, ...] = ()
+    environment: dict[str, str | None] = {}
 
 
 class Report(Message, frozen=True):

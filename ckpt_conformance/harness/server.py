@@ -127,6 +127,7 @@ class Server:
             lifecycle.die_with_parent()  # however the server ends
             lifecycle.redirect_output(program.output)
             self.listener.close()
+            _set_variables(program.environment)
             opened.begin(program.adapter, program.root)
             if refusal := self.preloaded.refused.get(program.adapter):
                 sys.exit(str(refusal))
@@ -167,6 +168,15 @@ class Server:
         )
         with contextlib.suppress(OSError):
             running.client.sendall(messages.encode(ended) + b"\n")
+
+
+def _set_variables(environment: dict[str, str | None]) -> None:
+    """Set variables of this process, and remove those without a value."""
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _become_an_interpreter(program: Program) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointReference,
     DirectoryMirror,
+    UrlMirror,
     durable,
     layout,
     resolve,
@@ -58,7 +60,7 @@ class Mirrors(CheckpointManager):
 
     def __init__(self, *given: Any, mirror: Any = None, **named: Any) -> None:  # noqa: ANN401
         """Take over the target and the hook."""
-        if mirror is not None:
+        if isinstance(mirror, DirectoryMirror):  # one at a URL stays as it is
             mirror = self.kind(mirror.target, before_file=mirror._before_file)  # noqa: SLF001
         super().__init__(*given, mirror=mirror, **named)
 
@@ -588,3 +590,29 @@ class DrawsWhileItUploads(Mirrors):
     """Moves the job's random numbers, now and then."""
 
     kind = Jittering
+
+
+class OldAwayFirst(UrlMirror):
+    """Makes room before it sends anything."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        for older in range(reference.step):
+            with suppress(FileNotFoundError):
+                self._files.rm_file(f"{self.url}/{layout.flat_manifest_name(older)}")
+        super()._upload(reference, manifest)
+
+
+@mutant(
+    "D06-bucket",
+    url="mosaicml/composer#3376",
+    change="what is older is removed from a bucket before the new step is there",
+    violates={"CKC-MIRR-012"},
+)
+class RemovesFirst(CheckpointManager):
+    """Leaves a bucket without a step for as long as an upload takes."""
+
+    def __init__(self, *given: Any, mirror: Any = None, **named: Any) -> None:  # noqa: ANN401
+        """Put a mirror of another kind in the place of one at a URL."""
+        if isinstance(mirror, UrlMirror):
+            mirror = OldAwayFirst(mirror.url, before_file=mirror._before_file)  # noqa: SLF001
+        super().__init__(*given, mirror=mirror, **named)

@@ -182,7 +182,7 @@ class Recording:
     initial: list[Entry]
     operations: list[Operation]
     unsupported: list[Unsupported] = field(default_factory=list[Unsupported])
-    recorder: str = "seccomp"  # or "patched": by replaced Python entry points
+    recorder: str = "seccomp"  # or "patched": replaced entry points of Python; "requests"
 
     @property
     def ranks(self) -> int:
@@ -192,7 +192,8 @@ class Recording:
     @property
     def remark(self) -> str:
         """What a certificate must say of the recorder; empty if it saw every system call."""
-        return "" if self.recorder == "seccomp" else f"recorded by {self.recorder} entry points"
+        sees_all = self.recorder in {"seccomp", "requests"}
+        return "" if sees_all else f"recorded by {self.recorder} entry points"
 
     def bytes_of(self, operation: Operation) -> bytes:
         """Read the bytes of a WRITE from the folder; zeros where it wrote none of its own."""

@@ -242,6 +242,8 @@ def test_without_root_real_images_are_unknown_and_say_what_to_do(
         (["dcp-per-step", "--ranks", "2", "--model", "ext4"], "not for --ranks 2"),
         (["dcp-per-step", "--model", "node-loss"], "not for --ranks 1; of 1 rank there is kill"),
         (["--ranks", "2", "--", "python", "train.py"], "explored with one rank"),
+        (["reference", "--model", "object-store", "--model", "kill"], "is explored alone"),
+        (["--model", "object-store", "--", "python", "t.py", "{out}"], "is explored alone"),
     ],
 )
 def test_what_ranks_cannot_have_is_refused(

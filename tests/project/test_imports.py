@@ -56,7 +56,8 @@ ALLOWED = {
         *("processes", "contract"),
     },
     "crash.explore": {
-        *("crash.model", "subject", "harness", "workload", "trace", "processes", "contract"),
+        *("crash.model", "fault_injectors", "subject", "harness", "workload", "trace"),
+        *("processes", "contract"),
     },
     "crash.model": {"trace", "contract"},
     "fault_injectors": {"subject", "harness", "workload", "trace", "processes", "contract"},

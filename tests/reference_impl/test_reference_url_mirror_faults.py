@@ -6,6 +6,7 @@ The store is a real server of S3 on loopback, behind the proxy that injects what
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import moto_s3
@@ -14,15 +15,20 @@ import torch
 from moto_s3 import BUCKET
 from test_reference_job import listing, same
 from test_reference_retention import manager
-from test_reference_url_mirror import QUICKLY, brought_back, closing
+from test_reference_url_mirror import QUICKLY, Wrapped, brought_back, closing
 
 from ckpt_conformance.fault_injectors.object_store import faults
-from ckpt_conformance.reference_impl import CheckpointManager, UrlMirror
+from ckpt_conformance.reference_impl import (
+    CheckpointError,
+    CheckpointManager,
+    UrlMirror,
+    url_mirror,
+)
 from ckpt_conformance.reference_impl.mirror import MirrorError
 from ckpt_conformance.trace.requests import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.object_store.proxy import StoreProxy
@@ -59,10 +65,16 @@ def job(step: int) -> dict[str, torch.nn.Module]:
     return {"model": torch.nn.Linear(200, 200)}
 
 
-def saved(root: Path, step: int, **given: Any) -> CheckpointManager:  # noqa: ANN401
+def saved(
+    root: Path,
+    step: int,
+    kind: type[UrlMirror] = UrlMirror,
+    by: Callable[..., CheckpointManager] = manager,
+    **given: Any,  # noqa: ANN401
+) -> CheckpointManager:
     """Save a step by a new process's manager, with one to keep, and wait for the upload."""
-    mirror = UrlMirror(URL, part_bytes=PART, retries=QUICKLY, **given)
-    with closing(manager(root, keep_last=1, mirror=mirror)) as one:
+    mirror = kind(URL, part_bytes=PART, retries=QUICKLY, **given)
+    with closing(by(root, keep_last=1, mirror=mirror)) as one:
         one.save(step, **job(step))
     return one
 
@@ -230,3 +242,106 @@ def test_parts_that_a_failed_upload_left_are_aborted_by_the_next_one(
         one.save(3, **job(3))
     assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", ())
     assert receipts(root) == {2, 3}
+
+
+# ---- that the tests above can fail: mirrors and managers that are broken -------------------------
+
+
+class Unverified(UrlMirror):
+    """Writes a receipt of what it has sent, and compares nothing."""
+
+    def _compare(self, *_: Any) -> None:  # noqa: ANN401
+        pass
+
+
+class Believes(Unverified):
+    """Takes each answer of 200 to a Complete for a yes, as a client of its own may."""
+
+    def __init__(self, url: str, **given: Any) -> None:  # noqa: ANN401, D107
+        super().__init__(url, **given)
+        real = self._files.call_s3
+
+        def put_file(source: str, target: str, **_: Any) -> None:  # noqa: ANN401
+            bucket, key, _version = self._files.split_path(target)
+            of = {"Bucket": bucket, "Key": key}
+            of["UploadId"] = real("create_multipart_upload", **of)["UploadId"]
+            with open(source, "rb") as file:  # noqa: PTH123
+                tag = real("upload_part", PartNumber=1, Body=file.read(), **of)["ETag"]
+            with suppress(OSError):  # an Error in its body
+                parts = {"Parts": [{"PartNumber": 1, "ETag": tag}]}
+                real("complete_multipart_upload", MultipartUpload=parts, **of)
+
+        self._files = Wrapped(self._files, put_file)
+
+
+class Impatient(type(manager("x"))):  # type: ignore[misc]
+    """Deletes what is beyond the number to keep, mirrored or not."""
+
+    def may_delete(self, candidate: object) -> bool:
+        del candidate
+        return True
+
+
+def require_none_is_lost(
+    proxy: StoreProxy,
+    tmp_path: Path,
+    fault: faults.StoreFault,
+    **given: Any,  # noqa: ANN401
+) -> None:
+    """Save two steps, the second one under a fault, then a third one; ask what is promised."""
+    root = tmp_path / "root"
+    saved(root, 1, **given)
+    proxy.arm(fault)
+    saved(root, 2, storage_options=ONCE, **given)
+    saved(root, 3, storage_options=ONCE, **given)
+    proxy.require_fired()
+    proxy.disarm()
+    there = brought_back(URL, tmp_path / "there")
+    here = set(manager(root).steps())
+    for step in {1, 2, 3} - here:
+        module = torch.nn.Linear(200, 200)
+        assert CheckpointManager(there).load(step=step, model=module).step == step
+        assert same(module.state_dict(), job(step)["model"].state_dict())
+
+
+BROKEN = {
+    "a receipt without a comparison": (
+        faults.DamagedBody(key=MODEL, times=0),
+        {"kind": Unverified},
+    ),
+    "a Complete of 200 that is believed": (faults.ErrorInside(times=0), {"kind": Believes}),
+    "deleted here before it is there": (
+        faults.CutInBody(key=MODEL, bytes=1000, times=0),
+        {"by": Impatient},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_mirror_is_told_from_one_that_keeps_its_promise(
+    proxy: StoreProxy, tmp_path: Path, what: str
+) -> None:
+    fault, broken = BROKEN[what]
+    require_none_is_lost(proxy, tmp_path / "sound", fault)
+    moto_s3.emptied()
+    with pytest.raises((AssertionError, CheckpointError)):
+        require_none_is_lost(proxy, tmp_path / "broken", fault, **broken)
+
+
+def test_a_client_that_fails_at_its_own_retry_leaves_no_receipt(
+    proxy: StoreProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Complete that was done, and whose answer was lost (arrow-rs-object-store#863)."""
+
+    def believes(send: Callable[[], None], compare: Callable[[], None]) -> None:
+        send()
+        compare()
+
+    monkeypatch.setattr(url_mirror, "_settle", believes)
+    monkeypatch.setattr(url_mirror, "FINAL_CODES", url_mirror.FINAL_CODES | {"NoSuchUpload"})
+    root = tmp_path / "root"
+    saved(root, 1)
+    proxy.arm(PASSING["answer of Complete is lost"])
+    saved(root, 2)
+    proxy.require_fired()
+    assert 2 not in receipts(root)

@@ -31,7 +31,7 @@ from ckpt_conformance.crash.explore.materializer import digest
 from ckpt_conformance.crash.model import plan
 from ckpt_conformance.crash.model.enumerate import Rules
 from ckpt_conformance.crash.model.kill import KillWalk
-from ckpt_conformance.crash.model.models import MODELS
+from ckpt_conformance.crash.model.models import MODELS, OF_STORES
 from ckpt_conformance.harness.strata import draw_left_out
 from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 
@@ -248,7 +248,7 @@ class Exploration:
 
     def audit_of(self, models: Iterable[str]) -> list[Finding]:
         """List the audit's findings that matter under some models: a kill needs no sync."""
-        if set(models) - {KILL, RANKS}:
+        if set(models) - {KILL, RANKS, *OF_STORES}:
             return self.audit
         return [finding for finding in self.audit if finding.rule not in audit.OF_SYNCS]
 

@@ -16,7 +16,8 @@ from ckpt_conformance.crash.explore import (
     summary,
     workloads,
 )
-from ckpt_conformance.crash.model.models import OF_A_DISK
+from ckpt_conformance.crash.explore.stores import store_saves
+from ckpt_conformance.crash.model.models import OF_A_DISK, OF_STORES
 from ckpt_conformance.subject import bundle, roles
 from ckpt_conformance.subject.subject import Slot
 
@@ -127,6 +128,22 @@ def _explore_with_ranks(subject: Subject, name: str) -> Explorer:
     explorer.confirm_worst()
     reproduced.reproduce_ranks(explorer)
     carry(subject, f"{name} of ranks", explorer)
+    return explorer
+
+
+def explored_in_store(subject: Subject, name: str) -> Explorer:
+    """Explore saves with a mirror in a store, once per subject; raises Unknown as it says."""
+    found = subject.once(EXPLORED, lambda: _explore_in_store(subject), name)
+    return require_usable(subject, found)
+
+
+def _explore_in_store(subject: Subject) -> Explorer:
+    recorded = store_saves.record(subject)
+    full = subject.budget == "full"
+    limits = engine.FULL_CHECK if full else engine.QUICK
+    explorer = engine.Explorer(subject, recorded, replace(limits, onward=0, strata=0))
+    engine.run(explorer, OF_STORES)
+    carry(subject, recorded.name, explorer)
     return explorer
 
 

@@ -19,7 +19,9 @@ from ckpt_conformance.crash.model import (
     legality,
     legality_log,
     legality_ranks,
+    legality_store,
     node_loss,
+    object_store,
     posix,
     ranks,
 )
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 OF_A_DISK = ("kill", "ext4", "xfs", "btrfs")  # what is explored unless models are named
 OF_RANKS = ("ranks", "nfs", "node-loss")  # only of a recording of several ranks
+OF_STORES = (object_store.NAME,)  # only of a recording of requests
 
 # data=ordered, delayed allocation, auto_da_alloc, no fast_commit: a rename over a file, or a new
 # size, is committed only with the data that it stands for.
@@ -77,4 +80,14 @@ _ALL = (
     PersistenceModel(btrfs.RULES, btrfs.BtrfsWalk, legality_log.logged),
     PersistenceModel(posix.RULES, posix.PosixWalk, legality.unordered),
 )
-MODELS: dict[str, Model] = {model.name: model for model in _ALL}
+
+
+class Stored(object_store.ObjectStoreModel):
+    """The two sides of the model of a store."""
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Return which rule a state breaks; empty if it is legal."""
+        return legality_store.stored(recording, state)
+
+
+MODELS: dict[str, Model] = {model.name: model for model in (*_ALL, Stored())}

@@ -1,0 +1,80 @@
+"""A server of S3 on loopback: moto serves the protocol, in threads of this process.
+
+What moto lacks is in `docs/fault-model.md`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ckpt_conformance.contract.verdicts import Cause, Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEEDED = ("moto", "flask", "flask_cors", "s3fs", "aiohttp")
+EXTRA = "ckpt-conformance[store]"
+BUCKET = "bucket"
+
+
+def missing() -> list[str]:
+    """Return which packages are not installed that a store on loopback needs."""
+    return [one for one in NEEDED if importlib.util.find_spec(one) is None]
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """Run a server, on a port that is free; yields its endpoint.
+
+    Raises Unknown where what it needs is not installed.
+    """
+    if lacking := missing():
+        reason = f"a store of objects needs {', '.join(lacking)}: pip install '{EXTRA}'"
+        raise Unknown(reason, cause=Cause.MACHINE)
+    from moto.server import ThreadedMotoServer
+
+    log = logging.getLogger("werkzeug")  # of moto: a line for each request, on the terminal
+    level = log.level
+    log.setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+        log.setLevel(level)
+
+
+def make_bucket(store: str) -> None:
+    """Make the one bucket, empty: servers of one process share what they hold.
+
+    Raises Unknown where the store does not answer well.
+    """
+    for method, path in (("POST", "/moto-api/reset"), ("PUT", f"/{BUCKET}")):
+        connection = http.client.HTTPConnection(urlsplit(store).netloc, timeout=30)
+        connection.request(method, path)
+        status = connection.getresponse().status
+        connection.close()
+        if status != http.client.OK:
+            raise Unknown(f"the store on loopback makes no bucket: {method} {path} gives {status}")
+
+
+def environment(endpoint: str) -> dict[str, str | None]:
+    """Return the variables that lead clients to a store, and to nobody's account; None: unset."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_SESSION_TOKEN": None,
+        "AWS_PROFILE": None,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
