@@ -2,13 +2,15 @@
 
 Models: a scheduler that runs the caller first, which it may: a thread that is started, an item that
 a pool takes up and a thread that is woken stand until the check lets them go on, or until the
-caller waits for anything. Then all go on, or one at a time, the last one first.
+caller waits for anything. Then all go on, or one at a time, the last one first. In a hurry the
+disk is slower than the caller's patience: a wait that has an end ends at once, in vain.
 Does not model: processes, threads of C++, a thread that never waited for a lock of Python.
 Proof: `fired`, the number of threads that stood.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import selectors
 import threading
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 ARRIVAL = 2.0  # seconds
 PATIENCE = 0.5  # seconds
+IN_VAIN = 1000  # waits that end at once, before the caller is taken to look again and again
 # What a pool's thread takes up, and what it runs, have no public names.
 ITEM: Any = vars(pools)["_WorkItem"]
 WORKER: Any = vars(pools)["_worker"]
@@ -59,6 +62,8 @@ class LateThreads(Injector):
         self.is_open = False
         self._standing: list[Any] = []  # a lock of each
         self._is_starting = False
+        self._hurries = False
+        self._in_vain = 0
         self._book = threading.Lock()
         self._arrival = threading.Lock()  # until the first one stands
         self._arrival.acquire()
@@ -87,6 +92,36 @@ class LateThreads(Injector):
             was_open, self.is_open = self.is_open, True
         if not was_open:
             self._next()
+
+    @contextlib.contextmanager
+    def hurry(self) -> Generator[None]:
+        """Let waits of the caller that have an end, but for looks, end at once and in vain.
+
+        Who waits for something that is not replaced, such as a process, is seen by `PATIENCE`.
+        """
+        is_over = _thread.allocate_lock()
+        is_over.acquire()
+
+        def watch() -> None:
+            if not is_over.acquire(timeout=PATIENCE):
+                self.let_go()
+
+        _thread.start_new_thread(watch, ())
+        self._hurries = True
+        try:
+            yield
+        finally:
+            self._hurries = False
+            is_over.release()
+
+    def ends_in_vain(self, timeout: float | None) -> bool:
+        """Return whether a wait ends at once, as if its time were over."""
+        is_caller = threading.get_ident() == self.caller
+        is_due = self._hurries and not self.is_open and is_caller and not self._is_starting
+        if not is_due or not timeout or self._in_vain == IN_VAIN:
+            return False
+        self._in_vain += 1
+        return True
 
     def await_first(self) -> bool:
         """Wait until a thread stands, and return whether one does; it may take `ARRIVAL` seconds.
@@ -241,6 +276,8 @@ class Watch:
         self, real: Function, thread: threading.Thread, timeout: float | None = None
     ) -> object:
         if late := self.late:
+            if late.ends_in_vain(timeout):
+                return real(thread, 0)
             late.before_wait(timeout)
             if late.is_patient(timeout):
                 real(thread, PATIENCE)
@@ -249,6 +286,8 @@ class Watch:
 
     def _sleep(self, real: Function, seconds: float) -> object:
         if late := self.late:
+            if late.ends_in_vain(seconds):
+                return real(0)
             late.before_wait(seconds)
         return real(seconds)
 
@@ -265,6 +304,8 @@ class Watch:
     def _wait(self, real: Function, condition: object, timeout: float | None = None) -> object:
         result: object = False
         if late := self.late:
+            if late.ends_in_vain(timeout):
+                return real(condition, 0)
             late.before_wait(timeout)
             if late.is_patient(timeout) and not (result := real(condition, PATIENCE)):
                 late.after_patience()

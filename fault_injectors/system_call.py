@@ -2,7 +2,8 @@
 
 Models: a full disk, a quota, a device error, an interrupted call, a really short write, a failing
 sync, and a kill, at the N-th call or from there on, or a call that is held until another process
-has looked (`ckpt_conformance.trace.syscall_faults`).
+has looked, or calls of the background that wait while the caller goes on
+(`ckpt_conformance.trace.syscall_faults`).
 Does not model: a call that hangs; errors of memory mappings.
 Proof: `fired`, the list of calls, and an event in the journal before the fault.
 """
@@ -10,6 +11,8 @@ Proof: `fired`, the list of calls, and an event in the journal before the fault.
 from __future__ import annotations
 
 import os
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import Arguments
 
 
+ARRIVAL = 2.0  # seconds
+GLANCE = 0.005  # seconds between two looks
+OPENINGS = faults.OPENING
 REMOVALS = tuple(sorted(faults.REMOVING))  # for the argument `only`: calls that remove a name
 
 
@@ -40,11 +46,21 @@ def hold(at: int, gate: Path, *, reading: bool = False) -> Fault:
     return Fault(injector=f"{__name__}:SystemCall", args=args)
 
 
+def late(at: int = 1) -> Fault:
+    """Make the fault that lets calls of the background wait, from the N-th on; 0 only counts."""
+    return Fault(injector=f"{__name__}:SystemCall", args={"at": at, "error": "late"})
+
+
+def kill_writer(at: int) -> Fault:
+    """Make the fault that ends another process of the child at its N-th call; 0 only counts."""
+    return Fault(injector=f"{__name__}:SystemCall", args={"at": at, "error": "kill-writer"})
+
+
 class SystemCall:
     """One fault at one call; the child's supervisor counts and hits.
 
-    Arguments: those of `syscall_faults.Fault`: at, error (an errno's name, short, kill or hold),
-    persistent, only, reading, moment, keep, elsewhere, alike, spare, gate.
+    Arguments: those of `syscall_faults.Fault`: at, error (an errno's name, short, kill, hold,
+    late or kill-writer), persistent, only, reading, moment, keep, elsewhere, alike, spare, gate.
     """
 
     name = "system-call"
@@ -75,6 +91,24 @@ class SystemCall:
         self.calls, self.fired = report.calls, report.fired
         self.log = tuple(SeenCall(order=call.call, **structs.asdict(call)) for call in report.log)
         self.unsupported = tuple(UnsupportedCall(**vars(call)) for call in report.unsupported)
+
+    def let_go(self) -> None:
+        """Let calls that wait go on."""
+        if self.fault.get("error") == "late":
+            self._ask(lets_go=True)
+
+    def await_first(self) -> bool:
+        """Wait until a call of the background waits; return whether one does by `ARRIVAL`."""
+        if self.fault.get("error") != "late" or not self.fault.get("at"):
+            return False
+        end = time.monotonic() + ARRIVAL
+        while not (waits := self._ask().fired > 0) and time.monotonic() < end:
+            threading.Event().wait(GLANCE)
+        return waits
+
+    def _ask(self, *, lets_go: bool = False) -> FaultReport:
+        self.journal.note("system-calls-asked", report=self.report, lets_go=lets_go)
+        return self._read()
 
     def _read(self) -> FaultReport:
         """Read the report, which the supervisor wrote before our note was let through."""

@@ -14,6 +14,8 @@ from ckpt_conformance.reference_impl.errors import (
     RankFailed,
     RankLost,
     SaveRefused,
+    WriterDied,
+    WriterFailed,
 )
 from ckpt_conformance.reference_impl.evaluation import load_model
 from ckpt_conformance.reference_impl.fencing import WriterFenced
@@ -69,6 +71,8 @@ __all__ = [
     "Stateful",
     "Termination",
     "UrlMirror",
+    "WriterDied",
+    "WriterFailed",
     "WriterFenced",
     "build_train_state",
     "export_model",

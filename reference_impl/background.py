@@ -118,7 +118,8 @@ class BackgroundSaves:
         Raises:
             BackgroundSaveFailed: one before it failed, and nobody was told.
         """
-        self._finish(self._begun[: len(self._begun) - self._limit + 1])
+        too_many = max(0, len(self._begun) - self._limit + 1)
+        self._finish(self._begun[:too_many])
         self.raise_untold()
 
     def begin(self, step: int, work: Callable[[], Path]) -> SaveHandle:

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ckpt_conformance.reference_impl.mirror import Mirror
+    from ckpt_conformance.reference_impl.writer_process import WriterProcess
 
 logger = logging.getLogger(__name__)
 
 _RUN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
-AsyncMode = Literal["disabled", "async", "async_with_pinned_mem"]
+AsyncMode = Literal["disabled", "async", "async_with_pinned_mem", "process"]
 """How `save_async` saves: before it returns; in a thread; there, with copies of a GPU's tensors in
-page-locked memory (K018)."""
+page-locked memory (K018); in a process of its own, whose death costs that save alone."""
 
 
 class ManagerBase:
@@ -77,7 +78,8 @@ class ManagerBase:
                 same order; by default all of torch.distributed, where it is initialised. The
                 first of them alone publishes, rotates, mirrors and deletes.
             timeout: seconds that ranks wait for each other: longer than the longest write of one.
-            async_mode: what `save_async` does.
+            async_mode: what `save_async` does. A script that asks for a process needs
+                `if __name__ == "__main__":`, as multiprocessing does; ranks can't have one.
             max_pending: how many saves of `save_async` may wait or go on at a time. Each holds a
                 copy of the state in memory; one more waits until there is room.
             exclusive: only the newest process that saves here may go on: the first save claims the
@@ -93,6 +95,8 @@ class ManagerBase:
         """
         if async_mode not in get_args(AsyncMode):
             raise ValueError(f"async_mode is {async_mode!r}: give one of {get_args(AsyncMode)}")
+        if exclusive and async_mode == "process":
+            raise ValueError("async_mode is 'process', whose writer claims nothing: not exclusive")
         # Absolute: a job that changes its working directory still saves to one place.
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - links in it are left as they are
         self.use_dcp = use_dcp
@@ -110,6 +114,7 @@ class ManagerBase:
         self._claim = Claim(InDirectory(self.root), str(self.root)) if exclusive else None
         self.persistent_dir = None if persistent_dir is None else Path(persistent_dir).absolute()
         self.host = host or resolve.host_name()
+        self._writer: WriterProcess | None = None
 
     @property
     def mirror(self) -> Mirror | None:

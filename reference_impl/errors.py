@@ -6,6 +6,7 @@ during a save is not wrapped: it reaches the caller as itself, and the older che
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -72,6 +73,46 @@ class BackgroundSaveFailed(CheckpointError):  # noqa: N818 - named like the othe
     def __reduce__(self) -> tuple[type[BackgroundSaveFailed], tuple[tuple[int, ...]]]:
         """Let it travel between processes, as errors of workers do."""
         return type(self), (self.steps,)
+
+
+class WriterDied(CheckpointError):  # noqa: N818 - named like the others
+    """The process that wrote a save ended before it answered: no checkpoint names what it wrote.
+
+    Attributes:
+        step: what was saved.
+        code: its exit code; minus the number of the signal that ended it, such as -9.
+    """
+
+    def __init__(self, step: int, code: int | None) -> None:
+        """Keep both."""
+        why = " (SIGKILL: out of memory?)" if code == -signal.SIGKILL else ""
+        super().__init__(
+            f"the process that wrote step {step} ended with exit code {code}{why}: no checkpoint "
+            f"of it is there; older ones are. The next save begins a new one",
+        )
+        self.step, self.code = step, code
+
+    def __reduce__(self) -> tuple[type[WriterDied], tuple[int, int | None]]:
+        """Let it travel between processes."""
+        return type(self), (self.step, self.code)
+
+
+class WriterFailed(CheckpointError):  # noqa: N818 - named like the others
+    """The process that wrote a save met an error that is none of the disk; it lives on.
+
+    Attributes:
+        step: what was saved.
+        reason: the type and the message of that error.
+    """
+
+    def __init__(self, step: int, reason: str) -> None:
+        """Keep both."""
+        super().__init__(f"the process that wrote step {step} failed: {reason}")
+        self.step, self.reason = step, reason
+
+    def __reduce__(self) -> tuple[type[WriterFailed], tuple[int, str]]:
+        """Let it travel between processes."""
+        return type(self), (self.step, self.reason)
 
 
 class SaveRefused(CheckpointError):  # noqa: N818 - part of the fixed public API

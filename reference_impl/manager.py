@@ -28,6 +28,7 @@ from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Re
 from ckpt_conformance.reference_impl.loading import Destinations, LoadResult, ReshardReport
 from ckpt_conformance.reference_impl.ranks_loading import LoadRequest
 from ckpt_conformance.reference_impl.staging import Staging
+from ckpt_conformance.reference_impl.writer_process import Settings, WriterProcess
 
 if TYPE_CHECKING:
     import os
@@ -259,6 +260,8 @@ class CheckpointManager(Staging, EmergencySaving, DumpLoading):
         try:
             self.background.close()
         finally:
+            if self._writer is not None:
+                self._writer.close()
             for mirror in self.mirrors:
                 mirror.close()
             if self._ranks is not None:
@@ -283,13 +286,22 @@ class CheckpointManager(Staging, EmergencySaving, DumpLoading):
         if ranks is None:
             state = self.capture(step, **parts, copies=True)
             state.refuse_parts()
-            return lambda: self.save_snapshot(state).path
+            by_process = self.async_mode == "process"
+            return lambda: (self.hand_over if by_process else self.save_snapshot)(state).path
+        if self.async_mode == "process":
+            raise ValueError("async_mode is 'process': of several ranks give each 'async'")
         ranks.connect(f"save of step {step}")  # no other thread may use the job's store for that
         brought = outcome_of(lambda: self.bring(step, parts, copies=True))
         return lambda: self.save_on_ranks(ranks, step, brought.result)
 
     def save_snapshot(self, state: Snapshot) -> CheckpointReference:
         """Write, publish, update `latest`, and only then rotate and mirror (C01, C02, B01)."""
+        reference = self.commit_snapshot(state)
+        self.after_commit(reference)
+        return reference
+
+    def commit_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Write, publish and update `latest`."""
         self.prepare()
         try:
             reference = self.publish(self.write(state, layout.new_id()))
@@ -297,8 +309,30 @@ class CheckpointManager(Staging, EmergencySaving, DumpLoading):
         except BaseException:
             self.abandon()
             raise
+        return reference
+
+    def hand_over(self, state: Snapshot) -> CheckpointReference:
+        """Have another process write, publish and update `latest`; rotate and mirror here."""
+        if self._writer is None:
+            self._writer = WriterProcess(self.for_a_writer())
+        name = self._writer.commit(state)
+        reference = next(one for one in resolve.references(self.root) if one.commit_name == name)
         self.after_commit(reference)
         return reference
+
+    def for_a_writer(self) -> Settings:
+        """What a process needs to write as this manager does: nothing that rotates or mirrors."""
+        return Settings(
+            type(self),
+            {
+                "root": self.root,
+                "use_dcp": self.use_dcp,
+                "keep_last": 0,
+                "run_id": self._run_id,
+                "parents": self.parents,
+                "config": self.config,
+            },
+        )
 
     # ---- the order of a load ---------------------------------------------------------------------
 

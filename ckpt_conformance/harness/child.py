@@ -359,38 +359,77 @@ class Child:
 
     def op_end_saves(self, op: messages.EndSaves, result: Draft) -> None:
         """Let what is held go on, and wait for the saves that were begun."""
-        self.let_go()
+        if op.hurries:
+            with self._in_a_hurry():
+                result["saves"] = tuple(self._waited(*one) for one in self._begun)
+            return
         begun, self._begun = self._begun, []
+        self.let_go()
         try:
             if op.asks:
-                result["saves"] = tuple(self._ended(*one) for one in begun)
+                result["saves"] = tuple(self._ended(*one, polls=op.polls) for one in begun)
             else:
                 wait_until_done(pending for _, pending in begun)
         finally:
             result["faults"] = self.disarm()
+
+    @contextlib.contextmanager
+    def _in_a_hurry(self) -> Generator[None]:
+        """Let the patience of the caller end at once, where a fault holds what it waits for."""
+        with contextlib.ExitStack() as stack:
+            for injector in self.faults:
+                if hasattr(injector, "hurry"):
+                    stack.enter_context(injector.hurry())
+            yield
 
     def let_go(self) -> None:
         """Let each injector that holds something let it go on."""
         for injector in self.faults:
             getattr(injector, "let_go", lambda: None)()
 
-    def _ended(self, step: int, pending: PendingSave | None) -> messages.EndedSave:
-        """Wait for one save, as jobs do, and ask its handle once more."""
+    def _ended(self, step: int, pending: PendingSave | None, *, polls: bool) -> messages.EndedSave:
+        """Wait for one save, as jobs do, and ask its handle once more; first as one that polls."""
         if pending is None:
             self.journal.acknowledged(step)
             return messages.EndedSave(step=step, done=True)
         done = bool(pending.done())
-        errors = [self._asked(pending), self._asked(pending)]
+        polled = self._polled(pending) if polls else None
+        errors = [self._asked(wait_for, pending), self._asked(_wait, pending)]
         if errors[0] is None:
             self.journal.acknowledged(step)
         else:
             self.journal.failed(step, RuntimeError(errors[0].message))
-        return messages.EndedSave(step=step, done=done, error=errors[0], again=errors[1])
+        return messages.EndedSave(
+            step=step,
+            done=done,
+            is_over=bool(pending.done()),
+            error=errors[0],
+            again=errors[1],
+            was_polled=polls,
+            polled=polled,
+        )
 
-    def _asked(self, pending: PendingSave) -> Error | None:
+    def _waited(self, step: int, pending: PendingSave | None) -> messages.EndedSave:
+        """Wait for one save and ask nothing more; it is asked again later."""
+        if pending is None:
+            return messages.EndedSave(step=step, done=True)
+        done = bool(pending.done())
+        error = self._asked(_wait, pending)
+        is_over = bool(pending.done())
+        return messages.EndedSave(step=step, done=done, is_over=is_over, error=error, again=error)
+
+    def _polled(self, pending: PendingSave) -> Error | None:
+        """Ask what made a save fail, once it says that it is done; nobody has waited."""
+        wait_until_done([pending])
+        error = pending.exception()
+        return None if error is None else self.describe(error)
+
+    def _asked(self, ask: Callable[[PendingSave], None], pending: PendingSave) -> Error | None:
         try:
-            wait_for(pending)
-        except Exception as error:  # noqa: BLE001  whatever a save ends with
+            ask(pending)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  DCP's is no Exception
             return self.describe(error)
         return None
 
@@ -476,9 +515,10 @@ class Child:
         self.close()
         trees.materialize(Path(op.tree), self.root)
 
-    def op_close(self, _op: messages.Close, _result: Draft) -> None:
+    def op_close(self, op: messages.Close, _result: Draft) -> None:
         """Close the manager."""
-        self.close()
+        with self._in_a_hurry() if op.hurries else contextlib.nullcontext():
+            self.close()
 
     def close(self) -> None:
         """Wait for what it does in the background, and close it; the next operation opens anew."""
@@ -525,6 +565,11 @@ def _attribute(place: str) -> Any:  # noqa: ANN401  an injector or a probe
     """Import what is named as `module:attribute`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def _wait(pending: PendingSave) -> None:
+    """Wait for a save, as a job that asks for nothing else."""
+    pending.wait()
 
 
 def chain(error: BaseException | None) -> list[BaseException]:

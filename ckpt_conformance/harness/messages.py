@@ -156,10 +156,15 @@ class BeginSave(Op, frozen=True, tag="begin_save"):
 class EndSaves(Op, frozen=True, tag="end_saves"):
     """Let what a fault holds go on, and wait for the saves that were begun, in their order.
 
-    Without `asks` nobody asks how they ended, as in a job that dropped their handles.
+    Without `asks` nobody asks how they ended, as in a job that dropped their handles. With `polls`
+    `exception()` is asked once `done()` says so, before anybody waits. With `hurries` what a fault
+    holds goes on only as the caller waits for it, whose patience ends at once if it has an end:
+    handles are asked to wait, and no more; the faults stay armed, and another `EndSaves` follows.
     """
 
     asks: bool = True
+    polls: bool = False
+    hurries: bool = False
 
 
 class EmergencySave(Op, frozen=True, tag="emergency_save"):
@@ -225,7 +230,9 @@ class Materialize(Op, frozen=True, tag="materialize", kw_only=True):
 
 
 class Close(Op, frozen=True, tag="close"):
-    """Close the manager; the next operation opens a new one."""
+    """Close the manager; the next operation opens a new one. `hurries` as of `EndSaves`."""
+
+    hurries: bool = False
 
 
 class CopyOut(Op, frozen=True, tag="copy_out", kw_only=True):
@@ -367,13 +374,24 @@ class BeginSaveResult(Result, frozen=True, tag="begin_save"):
 class EndedSave(Message, frozen=True):
     """How one save ended, as its handle says.
 
-    `done`: before anybody waited; `again`: what its handle said when it was asked once more.
+    `done`: before anybody waited; `is_over`: what `done()` said after that. `error`: what a job is
+    told that waits; `again`: what `wait()` raised when it was called once more. `polled`: what
+    `exception()` gave before anybody waited, where it was asked then.
     """
 
     step: int
     done: bool
+    is_over: bool = True
     error: Error | None = None
     again: Error | None = None
+    was_polled: bool = False
+    polled: Error | None = None
+
+    @property
+    def answers(self) -> dict[str, Error | None]:
+        """What it gave each time that it was asked how the save ended, by what was asked."""
+        polled = {"exception()": self.polled} if self.was_polled else {}
+        return {**polled, "wait(), exception()": self.error, "wait() again": self.again}
 
 
 class EndSavesResult(Result, frozen=True, tag="end_saves"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,10 @@ from ckpt_conformance.reference_impl.encode import walk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind
     from ckpt_conformance.reference_impl.snapshot import Snapshot
+
+    Asked = str | os.PathLike[str] | CheckpointReference | None
 
 
 class Backgrounds(CheckpointManager):
@@ -109,6 +114,36 @@ class ReadsGeneratorsLater(CheckpointManager):
         return save
 
 
+@mutant(
+    "D12",
+    url="verl-project/verl#7952",
+    change="nobody notes a step that was saved in the background where a load looks for the newest",
+    violates={"CKC-ASYN-001"},
+)
+class LeavesTheTracker(CheckpointManager):
+    """Leaves the tracker to somebody else."""
+
+    def captured(self, step: int, parts: Any) -> Callable[[], Path]:  # noqa: ANN401
+        """Save, and note that nobody has noted it."""
+        save = super().captured(step, parts)
+
+        def untracked() -> Path:
+            path = save()
+            (self.root / f"untracked-{step}").touch()
+            return path
+
+        return untracked
+
+    def candidates(
+        self, reference: Asked = None, step: int | None = None, require_kind: Kind | None = None
+    ) -> list[CheckpointReference]:
+        """What was noted, unless a step is asked for."""
+        candidates = super().candidates(reference, step, require_kind)
+        if step is not None:
+            return candidates
+        return [one for one in candidates if not (self.root / f"untracked-{one.step}").exists()]
+
+
 # -- what is there meanwhile ----------------------------------------------------------------------
 
 
@@ -116,7 +151,7 @@ class ReadsGeneratorsLater(CheckpointManager):
     "C02-background",
     url="NVIDIA-NeMo/Megatron-Bridge#4678",
     change="a save in the background rotates at the call, and counts the step to come",
-    violates={"CKC-ASYN-002"},
+    violates={"CKC-ASYN-002", "CKC-ASYN-009"},
 )
 class RotatesAtTheCall(CheckpointManager):
     """Makes room for the step to come."""
@@ -173,18 +208,34 @@ class ReusesBuffers(Backgrounds):
     """Allocates page-locked memory once, and forgets that a save may still read it."""
 
     kind = Several
-    _buffers: dict[tuple[str, object], torch.Tensor] | None = None
+    buffers = 1
+    _all: list[dict[tuple[str, object], torch.Tensor]] | None = None
 
     def capture(self, step: int, *, copies: bool = False, **parts: Any) -> Snapshot:  # noqa: ANN401
         """Copy into the buffers that are there."""
         state = super().capture(step, **parts, copies=copies)
-        self._buffers = {} if self._buffers is None else self._buffers
-        for document, tree in state.documents.items() if copies else ():
+        if not copies:
+            return state
+        self._all = self._all or [{} for _ in range(self.buffers)]
+        self._all.append(buffers := self._all.pop(0))
+        for document, tree in state.documents.items():
             for path, tensor in walk(tree, torch.Tensor):
-                buffer = self._buffers.setdefault((document, path), torch.empty_like(tensor))
+                buffer = buffers.setdefault((document, path), torch.empty_like(tensor))
                 if buffer.shape == tensor.shape and buffer.dtype == tensor.dtype:
                     tensor.set_(buffer.copy_(tensor))
         return state
+
+
+@mutant(
+    "D10-two-buffers",
+    url="pytorch/pytorch#155192",
+    change="saves in the background take turns with two buffers, free or not",
+    violates={"CKC-ASYN-003"},
+)
+class TakesTurns(ReusesBuffers):
+    """Takes two to be enough, whatever the queue."""
+
+    buffers = 2
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -242,27 +293,187 @@ class CleansAtExit(CheckpointManager):
         return in_a_pool
 
 
+class Daemons(BackgroundSaves):
+    """Saves in a daemon thread, which the interpreter does not wait for."""
+
+    def __init__(self) -> None:
+        """Let nobody look at what has not ended when the interpreter ends."""
+        super().__init__()
+        self._begun = []
+
+    def begin(self, step: int, work: Callable[[], Path]) -> SaveHandle:
+        """Start the thread."""
+        future: Future[Path] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001  the handle tells it
+                future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        self._begun.append(SaveHandle(step, future))
+        return self._begun[-1]
+
+    def close(self) -> None:
+        """Wait, as always."""
+        self.finish()
+        super().close()
+
+
+@mutant(
+    "D11-daemon",
+    url="awslabs/hybrid-model-factory#4",
+    change="a daemon thread marks the directory until its save ends, and a load wants no mark",
+    violates={"CKC-ASYN-006"},
+)
+class MarksInADaemon(Backgrounds):
+    """Dies with the interpreter, in the midst of it."""
+
+    kind = Daemons
+
+    def captured(self, step: int, parts: Any) -> Callable[[], Path]:  # noqa: ANN401
+        """Keep a mark there while the thread saves, and take it away whatever comes of that."""
+        save = super().captured(step, parts)
+
+        def marked() -> Path:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.replace_small_file("unfinished", b"")
+            try:
+                return save()
+            finally:
+                (self.root / "unfinished").unlink()
+
+        return marked
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """None while the mark is there."""
+        return [] if (self.root / "unfinished").exists() else super().candidates(*given, **named)
+
+
+# -- a save that fails -----------------------------------------------------------------------------
+
+
+@mutant(
+    "C01-background",
+    url="Lightning-AI/pytorch-lightning#1150",
+    change="the thread rotates before it writes, and counts the step to come",
+    violates={"CKC-ASYN-009"},
+)
+class RotatesFirst(CheckpointManager):
+    """Makes room before it knows that the new step will be there."""
+
+    def captured(self, step: int, parts: Any) -> Callable[[], Path]:  # noqa: ANN401
+        """Delete in the thread what would be beyond `keep_last` with this step."""
+        save = super().captured(step, parts)
+
+        def make_room() -> Path:
+            if self.keep_last > 0 and self.root.is_dir():
+                listed = [one.reference for one in resolve.scan(self.root) if self.is_own(one)]
+                for reference in listed[self.keep_last - 1 :]:
+                    self.delete_step(reference)
+            return save()
+
+        return make_room
+
+
+@mutant(
+    "C01-same-step",
+    url="Lightning-AI/pytorch-lightning#1150",
+    change="a save of a step that is there removes the old one in the thread, and then writes",
+    violates={"CKC-ASYN-009"},
+)
+class RemovesTheSameStep(CheckpointManager):
+    """Clears the place of what comes."""
+
+    def captured(self, step: int, parts: Any) -> Callable[[], Path]:  # noqa: ANN401
+        """Delete the step of this number first."""
+        save = super().captured(step, parts)
+
+        def replace_it() -> Path:
+            for one in resolve.scan(self.root) if self.root.is_dir() else ():
+                if one.reference.step == step and self.is_own(one):
+                    self.delete_step(one.reference)
+            return save()
+
+        return replace_it
+
+
+@mutant(
+    "D06-background",
+    url="mosaicml/composer#3376",
+    change="the thread announces a step before it writes it, and a load wants what is announced",
+    violates={"CKC-ASYN-009"},
+)
+class AnnouncesFirst(CheckpointManager):
+    """Uploads the symlink before the files."""
+
+    def captured(self, step: int, parts: Any) -> Callable[[], Path]:  # noqa: ANN401
+        """Say in the thread what comes, and then save."""
+        save = super().captured(step, parts)
+
+        def announce() -> Path:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.replace_small_file("announced", str(step).encode())
+            return save()
+
+        return announce
+
+    def candidates(
+        self, reference: Asked = None, step: int | None = None, require_kind: Kind | None = None
+    ) -> list[CheckpointReference]:
+        """The announced step alone, if one is, and no other is asked for."""
+        candidates = super().candidates(reference, step, require_kind)
+        announced = self.root / "announced"
+        if step is not None or not announced.exists():
+            return candidates
+        return [one for one in candidates if one.step == int(announced.read_text())]
+
+
 # -- errors and handles ---------------------------------------------------------------------------
 
 
 class Silent(BackgroundSaves):
-    """Forgets what nobody asked for."""
+    """Forgets at the next save what nobody asked for; what is there at close is raised."""
 
-    def raise_untold(self) -> None:
-        """Drop what has ended."""
-        self._begun[:] = [handle for handle in self._begun if not handle.done()]
+    def make_room(self) -> None:
+        """Wait, and drop what has ended."""
+        self._finish(self._begun)
+        self._begun.clear()
 
 
 @mutant(
     "D04-untold",
     url="google/orbax#605",
-    change="the error of a save in the background whose handle nobody asks is dropped",
+    change="the next save drops the error of one in the background that nobody asked for",
     violates={"CKC-ASYN-005"},
 )
 class DropsErrors(Backgrounds):
-    """Tells those alone who ask."""
+    """Tells those alone who ask, and who close at once."""
 
     kind = Silent
+
+
+class Deaf(BackgroundSaves):
+    """Drops what nobody asked for when it is closed."""
+
+    def close(self) -> None:
+        """Wait for all, and say nothing."""
+        self.finish()
+        self._begun.clear()
+        super().close()
+
+
+@mutant(
+    "D04-close",
+    url="google/orbax#605",
+    change="close drops the error of a save in the background that nobody asked for",
+    violates={"CKC-ASYN-004"},
+)
+class ClosesInSilence(Backgrounds):
+    """Joins the thread."""
+
+    kind = Deaf
 
 
 class Impatient(SaveHandle):
@@ -287,6 +498,31 @@ class DoneOnceBegun(CheckpointManager):
         handle = super().save_async(step, **parts)
         begun: Future[Path] = vars(handle)["_future"]
         return Impatient(step, begun)
+
+
+class Running(SaveHandle):
+    """Says that it is done as soon as the thread has begun."""
+
+    def done(self) -> bool:
+        """Whether it runs, or has run."""
+        begun: Future[Path] = vars(self)["_future"]
+        return begun.running() or begun.done()
+
+
+@mutant(
+    "D05-running",
+    url="Lightning-AI/pytorch-lightning#17915",
+    change="the handle of a save in the background is done once the thread has begun with it",
+    violates={"CKC-ASYN-007"},
+)
+class DoneOnceItRuns(CheckpointManager):
+    """Asks whether the thread has taken it up."""
+
+    def save_async(self, step: int, **parts: Any) -> SaveHandle:  # noqa: ANN401
+        """Begin; what is returned is done early."""
+        handle = super().save_async(step, **parts)
+        begun: Future[Path] = vars(handle)["_future"]
+        return Running(step, begun)
 
 
 class Once(SaveHandle):
@@ -325,3 +561,191 @@ class ForgetsItsError(Backgrounds):
     """Clears what was read."""
 
     kind = TellsOnce
+
+
+@mutant(
+    "D04-swallowed",
+    url="google/orbax#605",
+    change="the thread catches what the save raises, and its handle says that it went well",
+    violates={"CKC-ASYN-004", "CKC-ASYN-005", "CKC-ASYN-007"},
+)
+class Swallows(CheckpointManager):
+    """Logs, and goes on."""
+
+    def captured(self, step: int, parts: Any) -> Callable[[], Path]:  # noqa: ANN401
+        """Save, or do not."""
+        save = super().captured(step, parts)
+
+        def save_if_possible() -> Path:
+            try:
+                return save()
+            except Exception:  # noqa: BLE001  the bug
+                return Path()
+
+        return save_if_possible
+
+
+class Unpolled(SaveHandle):
+    """Knows its error once somebody has waited."""
+
+    _waited = False
+
+    def wait(self, timeout: float | None = None) -> Path:
+        """As always."""
+        self._waited = True
+        return super().wait(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What made it fail, if somebody has waited."""
+        error = super().exception(timeout)
+        return error if self._waited else None
+
+
+class TellsWhoWaits(BackgroundSaves):
+    """Hands out such handles."""
+
+    def begin(self, step: int, work: Callable[[], Path]) -> SaveHandle:
+        """Begin as always."""
+        begun: Future[Path] = vars(super().begin(step, work))["_future"]
+        self._begun[-1] = Unpolled(step, begun)
+        return self._begun[-1]
+
+
+@mutant(
+    "D04-polled",
+    url="google/orbax#605",
+    change="exception() of a handle is None, though its save failed, until wait() has been called",
+    violates={"CKC-ASYN-007"},
+)
+class SilentToPolls(Backgrounds):
+    """Fills in the error when somebody waits."""
+
+    kind = TellsWhoWaits
+
+
+class Sticky(BackgroundSaves):
+    """Keeps its first error for every later save."""
+
+    _first: BaseException | None = None
+
+    def begin(self, step: int, work: Callable[[], Path]) -> SaveHandle:
+        """Begin what fails for ever once it has failed."""
+
+        def work_once() -> Path:
+            if self._first is not None:
+                raise self._first
+            try:
+                return work()
+            except BaseException as error:
+                self._first = error
+                raise
+
+        return super().begin(step, work_once)
+
+
+@mutant(
+    "D04-sticky",
+    url="google/orbax#605",
+    change="the error of one save in the background is that of every later one, and none is made",
+    violates={"CKC-ASYN-008"},
+)
+class StaysBroken(Backgrounds):
+    """Never clears what it was told."""
+
+    kind = Sticky
+
+
+class Unbalanced(BackgroundSaves):
+    """Counts saves that went well, and waits in close for as many as were begun."""
+
+    _failed = False
+
+    def begin(self, step: int, work: Callable[[], Path]) -> SaveHandle:
+        """Begin as always."""
+
+        def note() -> Path:
+            try:
+                return work()
+            except BaseException:
+                self._failed = True
+                raise
+
+        return super().begin(step, note)
+
+    def close(self) -> None:
+        """Wait for a count that is not reached after a failure."""
+        super().close()
+        if self._failed:
+            threading.Event().wait()
+
+
+@mutant(
+    "D04-hang",
+    url="google/orbax#605",
+    change="a save in the background that failed is never counted as done, so close waits for ever",
+    violates={"CKC-ASYN-008"},
+)
+class HangsAfterAFailure(Backgrounds):
+    """Misses a task_done()."""
+
+    kind = Unbalanced
+
+
+# -- a process that writes ------------------------------------------------------------------------
+
+
+class Forks(CheckpointManager):
+    """Lets a forked process write."""
+
+    def captured(self, step: int, parts: Any) -> Callable[[], Path]:  # noqa: ANN401
+        """Fork in the thread, and wait there."""
+        save = super().captured(step, parts)
+
+        def by_fork() -> Path:
+            if not (child := os.fork()):
+                try:
+                    save()
+                except BaseException:  # noqa: BLE001  the parent sees the status
+                    os._exit(1)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            self.look_at(os.waitstatus_to_exitcode(status))
+            return self.root
+
+        return by_fork
+
+    def look_at(self, code: int) -> None:
+        """Raise for the exit code of a process that did not save."""
+        if code:
+            raise OSError(f"the writer ended with {code}")
+
+
+@mutant(
+    "D04-writer",
+    url="google/orbax#605",
+    change="a forked process writes; that a signal ended it is taken for a good end",
+    violates={"CKC-ASYN-010"},
+)
+class DeafToSignals(Forks):
+    """Looks at the status of an exit alone."""
+
+    def look_at(self, code: int) -> None:
+        """Pass over the number of a signal."""
+        super().look_at(max(code, 0))
+
+
+@mutant(
+    "D04-slot",
+    url="google/orbax#605",
+    change="a forked process writes; once a signal has ended one, every later save is refused",
+    violates={"CKC-ASYN-011"},
+)
+class KeepsTheSlot(Forks):
+    """Never gives the place of a dead writer away."""
+
+    _is_taken = False
+
+    def look_at(self, code: int) -> None:
+        """Keep the place."""
+        self._is_taken = self._is_taken or code < 0
+        super().look_at(-1 if self._is_taken else code)

@@ -81,8 +81,15 @@ class FaultDisarmed(msgspec.Struct, frozen=True):
     report: str
 
 
+class FaultAsked(msgspec.Struct, frozen=True):
+    """Write what was counted so far into the file `report`; `lets_go`: late calls wait no more."""
+
+    report: str
+    lets_go: bool = False
+
+
 Ordering = Entered | Left | Published | Received | Looked  # what ties ranks to each other
-Event = Marked | RankStarted | Ordering | FaultArmed | FaultDisarmed
+Event = Marked | RankStarted | Ordering | FaultArmed | FaultDisarmed | FaultAsked
 
 EVENTS: dict[str, type[Event]] = {
     **dict.fromkeys(MARKS, Marked),
@@ -94,6 +101,7 @@ EVENTS: dict[str, type[Event]] = {
     "look": Looked,
     "system-calls-armed": FaultArmed,
     "system-calls-disarmed": FaultDisarmed,
+    "system-calls-asked": FaultAsked,
 }
 
 

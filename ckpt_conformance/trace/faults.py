@@ -49,7 +49,7 @@ C = TypeVar("C", bound=Counted)
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to do at a call: `error` is an errno's name, "short", "kill" or "hold".
+    """What to do at a call: `error` is an errno's name, short, kill, hold, late or kill-writer.
 
     `at` is the call, from 1; 0 hits none and only counts. `persistent` hits every call from
     there on; `only` restricts to calls by name; `reading` also counts opening to read, and reads,
@@ -59,7 +59,11 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counts calls at files that are made elsewhere on the same disk meanwhile: a rename may take them
     in, and it is full or broken for them, too. `alike` restricts to files whose names are of this
     pattern (`contract.trees`), and `spare` names files that are left alone. A call that is held is
-    made when the other one of a `rendezvous` in the folder `gate` has left.
+    made when the other one of a `rendezvous` in the folder `gate` has left. If calls are "late",
+    those of the child's first thread are neither counted nor hit; others, of threads of any
+    language and of other processes, wait from call `at` on until they are let go, or until that
+    thread waits. A "kill-writer" counts the calls of other processes than the child, and ends the
+    one that makes call `at`, before it.
     """
 
     at: int = 0
@@ -97,8 +101,21 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if self.counts(call.what, reads=call.reads, is_whole=call.is_whole)
         ]
 
+    @property
+    def delays(self) -> bool:
+        """Whether it lets calls wait, and the first thread go on."""
+        return self.error == "late"
+
+    def spares(self, process: int, thread: int, child: int) -> bool:
+        """Return whether it neither counts nor hits a call, by who makes it."""
+        return (self.delays and thread == child) or (
+            self.error == "kill-writer" and process == child
+        )
+
     def is_due(self, call: int) -> bool:
         """Return whether it hits the call of this number, counted from 1."""
+        if self.delays:
+            return 0 < self.at <= call
         if not self.persistent or self.at < 1 or call < self.at:
             return call == self.at
         return self.error != "EINTR" or (call - self.at) % 2 == 0

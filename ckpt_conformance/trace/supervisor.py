@@ -59,6 +59,7 @@ class Supervisor:
         self.on_action: Callable[[Request, Action], Result | str] = lambda _a, _b: "perform"
         self.events_of: Callable[[int, bytes], Sequence[Event]] = _events  # of a write
         self.on_event: Callable[[Event], None] = lambda _: None
+        self.on_idle: Callable[[], None] = lambda: None  # nobody has called for a while
         self.answered: Callable[[Request, Action, Result], None] = lambda _a, _b, _c: None
         self.writers: set[int] = set()  # processes that have written below the directory
         self._elsewhere: dict[tuple[int, int], str] = {}  # regular files elsewhere: journal or not
@@ -81,6 +82,8 @@ class Supervisor:
             if call is not None:
                 self.queue.remove(call)
                 self._handle(call)
+            elif not ready:
+                self.on_idle()
         self._fill_in_source()
         self.let_all_go()
 

@@ -26,18 +26,22 @@ from ckpt_conformance.contract import journal, kept_trees, trees
 from ckpt_conformance.contract.journal import Fired
 from ckpt_conformance.processes import rendezvous
 from ckpt_conformance.trace import notify
-from ckpt_conformance.trace.events import FaultArmed, FaultDisarmed
+from ckpt_conformance.trace.events import FaultArmed, FaultAsked, FaultDisarmed
 from ckpt_conformance.trace.faults import SYNCING, WRITING, CountedCall, Fault, FaultReport
 from ckpt_conformance.trace.operations import Kind
 from ckpt_conformance.trace.recorder import Recorder
-from ckpt_conformance.trace.supervisor import LET_GO
+from ckpt_conformance.trace.supervisor import HOLD, LET_GO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckpt_conformance.trace.events import Event
+    from ckpt_conformance.trace.notify import Notification
     from ckpt_conformance.trace.request import Action, Request, Result
     from ckpt_conformance.trace.supervisor import Supervisor
+
+
+WAITS = 5  # looks without another call, at which the first thread sleeps: then it waits
 
 
 @dataclass
@@ -56,11 +60,15 @@ class FaultSupervisor:
     keeper: kept_trees.Keeper | None = None
     known: int = 0  # operations that the tree which was kept last has seen
     supervisor: Supervisor | None = None
+    late: dict[int, Notification] = field(default_factory=dict[int, "Notification"])  # by their id
+    is_open: bool = False  # late calls wait no more
+    looks: int = 0
 
     def attach(self, supervisor: Supervisor) -> None:
         """Decide about the calls of a supervisor, and take orders from the child's journal."""
         self.supervisor = supervisor
         supervisor.on_action, supervisor.on_event = self.decide, self.obey
+        supervisor.on_idle = self.let_go_if_waited_for
         if supervisor.journal and os.path.exists(supervisor.journal):  # noqa: PTH110
             self.journal = os.open(supervisor.journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
@@ -69,6 +77,7 @@ class FaultSupervisor:
         self.fault, self.armed = fault, True
         self._follow(is_on=fault.elsewhere)
         self.calls, self.fired, self.log, self.objects = 0, 0, [], []
+        self.late, self.is_open, self.looks = {}, False, 0
         self.keeper = kept_trees.Keeper(self.root, Path(fault.keep)) if fault.keep else None
 
     def report(self) -> FaultReport:
@@ -109,12 +118,32 @@ class FaultSupervisor:
         match event:
             case FaultArmed():
                 self.arm(event.fault)
+            case FaultAsked():
+                if event.lets_go:
+                    self.let_go()
             case FaultDisarmed():
+                self.let_go()
                 self.armed = False
                 self._follow(is_on=False)
             case _:
                 return
         self.report().write(event.report)
+
+    # -- calls that wait ----------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Do the calls that wait, in their order, and let no other wait."""
+        self.is_open = True
+        if self.supervisor is not None:
+            self.supervisor.queue.extend(self.late.values())
+
+    def let_go_if_waited_for(self) -> None:
+        """Let calls go on for which the first thread waits: it sleeps, however often one looks."""
+        if not self.late or self.is_open:
+            return
+        self.looks = self.looks + 1 if is_asleep(self.main) else 0
+        if self.looks == WAITS:
+            self.let_go()
 
     # -- at a call ----------------------------------------------------------------------------
 
@@ -131,10 +160,14 @@ class FaultSupervisor:
         path = elsewhere or action.path
         is_alike = not self.fault.alike or trees.pattern(path) == self.fault.alike
         is_meant = is_alike and path not in self.fault.spare
-        if not (self.armed and is_asked_for and is_counted and is_meant):
+        is_own = self.fault.spares(request.process, request.thread, self.main)
+        self.looks = 0
+        if not (self.armed and is_asked_for and is_counted and is_meant) or is_own:
             return usual
+        if request.note.id in self.late:
+            return usual  # it has waited
         self.calls += 1
-        due = self.fault.is_due(self.calls)
+        due = self.fault.is_due(self.calls) and not self.is_open
         call = CountedCall(
             call=self.calls,
             what=request.name,
@@ -189,6 +222,12 @@ class FaultSupervisor:
             os.write(self.journal, journal.encode(fired))
         if self.fault.error == "kill":
             return self._kill(action)
+        if self.fault.delays:
+            self.late[request.note.id] = request.note
+            return HOLD
+        if self.fault.error == "kill-writer":
+            os.kill(request.process, signal.SIGKILL)
+            return HOLD
         if self.fault.error == "hold":
             rendezvous.stand(Path(self.fault.gate))
             return "perform"
@@ -211,6 +250,15 @@ class FaultSupervisor:
             self.supervisor.frozen = True
         os.kill(self.main, signal.SIGKILL)
         return "none"
+
+
+def is_asleep(process: int) -> bool:
+    """Return whether the first thread of a process sleeps now; one that has ended does not."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        return False
+    return status.rpartition(b")")[2].split()[0] in {b"S", b"D"}
 
 
 def half(offset: int, size: int) -> int:

@@ -102,6 +102,40 @@ def test_a_thread_that_is_woken_stands_without_the_lock(make: Callable[..., Any]
     assert done.wait(30)
 
 
+def test_patience_that_has_an_end_ends_at_once_in_a_hurry(make: Callable[..., Any]) -> None:
+    """A wait without an end lets them go; so does who looks again and again."""
+    late, done = make(), threading.Event()
+    thread = by_thread(done.set)
+    with late.hurry():
+        assert not done.wait(3600)
+        thread.join(3600)
+        time.sleep(3600)
+        assert thread.is_alive()
+        assert not late.is_open
+        thread.join()
+    assert done.is_set()
+
+
+def test_a_caller_that_looks_again_and_again_lets_them_go(make: Callable[..., Any]) -> None:
+    """It would look for ever."""
+    late, done = make(), threading.Event()
+    by_thread(done.set)
+    with late.hurry():
+        while not done.wait(60):
+            pass
+    assert late.is_open
+
+
+def test_who_waits_for_what_is_not_replaced_is_seen(make: Callable[..., Any]) -> None:
+    """A lock of C, as another process would be."""
+    late, lock = make(), threading.Lock()
+    lock.acquire()
+    by_thread(lock.release)
+    with late.hurry():
+        assert lock.acquire(timeout=60)
+    assert late.is_open
+
+
 @pytest.mark.parametrize("how", ["join", "result", "event", "sleep"])
 def test_who_waits_lets_them_go(make: Callable[..., Any], how: str) -> None:
     """The caller never stands before what only it could let go."""

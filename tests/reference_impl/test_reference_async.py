@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import resource
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,14 +17,14 @@ from test_reference_job import KINDS, Job, resume, same
 
 from ckpt_conformance.reference_impl import (
     BackgroundSaveFailed,
+    CheckpointError,
     CheckpointManager,
     SaveRefused,
+    WriterDied,
     find_local_checkpoint_steps,
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rank_worlds import Worlds
 
     from ckpt_conformance.reference_impl import SaveHandle
@@ -181,6 +184,16 @@ def test_one_save_is_under_way_unless_more_are_allowed(tmp_path: Path) -> None:
     manager.close()
     assert second.done()
     assert manager.written == [1, 2, 3]
+
+
+def test_no_call_waits_while_there_is_room(tmp_path: Path) -> None:
+    """With room for four, four begin; none of them has ended (C15)."""
+    job, manager = Job(), Held(tmp_path, max_pending=4, keep_last=0)
+    handles = [begin(manager, job, step) for step in range(1, 5)]
+    assert not any(handle.done() for handle in handles)
+    manager.go.set()
+    manager.close()
+    assert manager.written == [1, 2, 3, 4]
 
 
 def test_two_saves_of_one_step_end_in_their_order(tmp_path: Path) -> None:
@@ -399,3 +412,82 @@ def test_an_error_of_one_rank_is_told_by_the_handle_of_each(
     assert all(f"rank {rank}: OSError" in one["message"] for one in found)
     assert {one["again"] for one in found} == {""}
     assert find_local_checkpoint_steps(tmp_path) == [5]
+
+
+# ---- a process of its own ----------------------------------------------------------------------
+
+
+@KINDS
+def test_a_process_of_its_own_writes_what_the_job_had(tmp_path: Path, kind: str) -> None:
+    """Ties and all; the job's process rotates."""
+    job = Job()
+    with CheckpointManagers(tmp_path, tmp_path / "b", kind) as (manager, _):
+        manager.async_mode, manager.keep_last = "process", 2
+        for step in range(1, 4):
+            job.train(1)
+            handle, saved = begin(manager, job, step), job.state()
+            for parameter in job.model.parameters():
+                parameter.data.add_(1)
+            assert handle.wait().exists()
+        other, result = resume(tmp_path)
+        assert same(other.state(), saved)
+        assert (result.step, manager.steps()) == (3, [2, 3])
+        assert str(pointer(tmp_path)).find("000003") >= 0
+
+
+def killed(manager: CheckpointManager, root: Path) -> None:
+    """Kill the writer as soon as it has written a part of a file."""
+    process = vars(manager)["_writer"]._process
+    while not any(path.stat().st_size for path in root.rglob("*.tmp") if path.is_file()):
+        process.join(0.001)
+    process.kill()
+
+
+def test_the_death_of_the_writer_is_an_error_of_its_save_alone(tmp_path: Path) -> None:
+    """At once; nothing names what it wrote, and the next save has a writer of its own."""
+    job, manager = Job(), CheckpointManager(tmp_path, async_mode="process")
+    begin(manager, job, 1).wait()
+    big = {"t": torch.zeros(50_000_000)}
+    handle = manager.save_async(2, extra=big, **job.parts)
+    killed(manager, tmp_path)
+    for _ in range(2):
+        with pytest.raises(WriterDied, match="exit code -9") as raised:
+            handle.wait(60)
+        assert (raised.value.step, raised.value.code) == (2, -9)
+    assert manager.steps() == [1]
+    assert "000001" in str(pointer(tmp_path))
+    begin(manager, job, 3).wait()
+    manager.close()
+    assert find_local_checkpoint_steps(tmp_path) == [1, 3]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_writer_that_runs_out_of_memory_costs_its_save_alone(tmp_path: Path) -> None:
+    """It says so, or dies of it."""
+    job, manager = Job(), CheckpointManager(tmp_path, async_mode="process")
+    begin(manager, job, 1).wait()
+    process = vars(manager)["_writer"]._process
+    used = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.prlimit(process.pid, resource.RLIMIT_AS)
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (used + (100 << 20), hard))
+    handle = manager.save_async(2, extra={"t": torch.zeros(100_000_000)}, **job.parts)
+    with pytest.raises(CheckpointError, match="wrote step 2"):
+        handle.wait(60)
+    begin(manager, job, 3).wait()
+    manager.close()
+    assert find_local_checkpoint_steps(tmp_path) == [1, 3]
+
+
+def test_an_error_of_the_disk_that_the_writer_met_is_one(tmp_path: Path) -> None:
+    """With its number."""
+    job, manager = Job(), CheckpointManager(tmp_path, async_mode="process")
+    begin(manager, job, 1).wait()
+    process = vars(manager)["_writer"]._process
+    limit = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, limit[1]))
+    with pytest.raises(OSError, match="File too large") as raised:
+        begin(manager, job, 2).wait()
+    assert raised.value.errno == errno.EFBIG
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limit)
+    begin(manager, job, 3).wait()
+    manager.close()

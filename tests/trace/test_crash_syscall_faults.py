@@ -257,3 +257,74 @@ def test_a_call_is_held_until_another_process_has_looked(tmp_path: Path) -> None
     assert (found["fired"], found["code"]) == (1, 0)
     assert (gate / "seen").read_text() == "a"
     assert (tmp_path / "root" / "b").read_bytes() == b"a"
+
+
+WRITERS = {
+    "thread": """
+    import threading
+    thread = threading.Thread(target=careful, args=(root / "later", b"abc"))
+    thread.start()
+    for _ in range(200):
+        careful(root / "own", b"x")
+    print(sorted(os.listdir(root)), file=sys.stderr)
+    thread.join()
+    print(sorted(os.listdir(root)), file=sys.stderr)
+""",
+    "process": """
+    if (child := os.fork()) == 0:
+        careful(root / "later", b"abc"); os._exit(0)
+    for _ in range(200):
+        careful(root / "own", b"x")
+    print(sorted(os.listdir(root)), file=sys.stderr)
+    os.waitpid(child, 0)
+    print(sorted(os.listdir(root)), file=sys.stderr)
+""",
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_late_calls_wait_until_the_first_thread_waits(tmp_path: Path, writer: str) -> None:
+    """Those of its own are neither counted nor late; the others are made when it sleeps."""
+    found = run(tmp_path, WRITERS[writer], at=1, error="late")
+    assert found["stderr"].splitlines() == ["['own']", "['later', 'own']"]
+    assert {call["path"] for call in found["log"]} == {"later"}
+    assert (found["calls"], found["fired"], found["code"]) == (3, 1, 0)
+    assert (tmp_path / "root" / "later").read_bytes() == b"abc"
+
+
+def test_late_calls_of_who_is_not_waited_for_are_never_made(tmp_path: Path) -> None:
+    """The process ends, and its daemon thread in the midst of a file."""
+    work = """
+    import threading
+    started = threading.Event()
+    def write():
+        fd = os.open(root / "torn", W | C)
+        started.set()
+        os.write(fd, b"abc")
+    threading.Thread(target=write, daemon=True).start()
+    while not started.is_set():
+        pass
+"""
+    found = run(tmp_path, work, at=2, error="late")
+    assert found["code"] == 0
+    assert (tmp_path / "root" / "torn").read_bytes() == b""
+
+
+def test_a_writer_is_killed_at_a_call_of_its_own(tmp_path: Path) -> None:
+    """Calls of the process itself are not counted, and it goes on."""
+    work = """
+    careful(root / "own", b"x")
+    if (child := os.fork()) == 0:
+        careful(root / "theirs", b"abc"); os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), file=sys.stderr)
+    careful(root / "own", b"y")
+"""
+    found = run(tmp_path, work, at=2, error="kill-writer")
+    assert (found["stderr"], found["fired"], found["code"]) == ("-9\n", 1, 0)
+    assert [(call["what"], call["path"]) for call in found["log"]] == [
+        ("openat", "theirs"),
+        ("write", "theirs"),
+    ]
+    assert (tmp_path / "root" / "theirs").read_bytes() == b""
+    assert (tmp_path / "root" / "own").read_bytes() == b"y"
