@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract.catalogue import FAMILIES, PROFILES, load_catalogue
+from ckpt_conformance.contract.catalogue import FAMILIES, PROFILES, is_chosen, load_catalogue
 from ckpt_conformance.contract.references import load_incidents, load_requirements
 from ckpt_conformance.mutants import all_mutants
 from ckpt_conformance.report import survivors, torch_versions
@@ -23,6 +23,11 @@ INVARIANTS_HEAD = """# Invariants, catalogue version {version}
 
 Made from `ckpt_conformance/contract/catalogue.toml` by `make docs`.
 Do not edit. {count} invariants.
+
+A certificate counts those that its run asks: {usual} where no profile is named, at the quick
+budget. The other {apart} are of the profile `distributed` alone, and cost more than all the rest
+together: `--profile distributed` asks them, `--budget full` asks all. What an adapter does not
+declare, such as a mirror, is counted, too, as not applicable.
 
 `contract` and `promise` are MUST. `practice` is SHOULD, unless a profile is claimed (`--claim`).
 An id is never reused. [Incidents](incidents.md) are real bugs; [requirements](requirements.md)
@@ -77,8 +82,12 @@ def documents(root: Path) -> Mapping[str, str]:
 
 def invariants(catalogue: Catalogue) -> str:
     """Write the catalogue as Markdown: profiles first, then each family."""
+    entries = catalogue.invariants.values()
+    usual = sum(is_chosen(entry, (), (), (), "quick") for entry in entries)
     lines = [
-        INVARIANTS_HEAD.format(version=catalogue.version, count=len(catalogue.invariants)),
+        INVARIANTS_HEAD.format(
+            version=catalogue.version, count=len(entries), usual=usual, apart=len(entries) - usual
+        ),
         "## Profiles",
         "",
     ]
