@@ -10,10 +10,12 @@ Facts that the order of calls rests on (Linux; each was seen on real images):
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import shutil
 import stat
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 
 from blake3 import blake3
 
-from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged, SaveRefused
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator
@@ -34,6 +36,12 @@ Bytes = bytes | bytearray | memoryview
 
 CHUNK = 4 << 20
 """Bytes per read. Small against any state, large against the cost of a call."""
+
+PATIENCE = 600.0
+"""Seconds for which a save waits for that of another process."""
+
+GLANCE = 0.05
+"""Seconds between two tries to get a lock."""
 
 PARALLEL_FROM = 16 << 20
 """Bytes of one file from which reading and hashing use more than one core.
@@ -347,3 +355,43 @@ def report_mode(path: Path, status: os.stat_result) -> None:
     if status.st_mode & OTHERS_WRITE:
         mode = stat.filemode(status.st_mode)
         logger.warning("%s (%s) can be written by others: chmod go-w protects it", path, mode)
+
+
+@contextmanager
+def alone(path: Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Hold a lock of a file or a directory; another process that asks for it waits.
+
+    The kernel lets go of it when this process ends. A file system without locks is used without.
+
+    Raises:
+        SaveRefused: another process has held it for `patience` seconds.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _lock(descriptor, path, patience)
+        yield
+    finally:
+        # A process that was forked meanwhile has the descriptor, too: to close it is not enough.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, patience: float) -> None:
+    """Take the lock, by asking again and again: who waits without an end may wait for an orphan."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > until:
+                raise SaveRefused(
+                    f"another process saves in {path.parent} for {patience:.0f} seconds by now: "
+                    "end it, or save elsewhere"
+                ) from error
+            time.sleep(GLANCE)
+        except OSError as error:
+            logger.warning("%s cannot be locked: %s", path, error)
+            return
+        else:
+            return

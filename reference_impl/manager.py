@@ -296,8 +296,9 @@ class CheckpointManager(Staging, EmergencySaving, DumpLoading):
 
     def save_snapshot(self, state: Snapshot) -> CheckpointReference:
         """Write, publish, update `latest`, and only then rotate and mirror (C01, C02, B01)."""
-        reference = self.commit_snapshot(state)
-        self.after_commit(reference)
+        with self.alone():
+            reference = self.commit_snapshot(state)
+            self.after_commit(reference)
         return reference
 
     def commit_snapshot(self, state: Snapshot) -> CheckpointReference:
@@ -315,9 +316,11 @@ class CheckpointManager(Staging, EmergencySaving, DumpLoading):
         """Have another process write, publish and update `latest`; rotate and mirror here."""
         if self._writer is None:
             self._writer = WriterProcess(self.for_a_writer())
-        name = self._writer.commit(state)
-        reference = next(one for one in resolve.references(self.root) if one.commit_name == name)
-        self.after_commit(reference)
+        with self.alone():
+            name = self._writer.commit(state)
+            found = resolve.references(self.root)
+            reference = next(one for one in found if one.commit_name == name)
+            self.after_commit(reference)
         return reference
 
     def for_a_writer(self) -> Settings:

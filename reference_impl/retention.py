@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.reference_impl import durable, layout, resolve
@@ -20,6 +21,7 @@ from ckpt_conformance.reference_impl.saving import Saving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.layout import WorkName
@@ -35,13 +37,28 @@ class Retention(Saving):
 
     def prepare(self) -> None:
         """Make the root and the run's id, and reclaim what a dead save left (A12)."""
-        for parent in durable.make_root(self.root):
-            self.fsync_dir(parent)
-        self.ensure_run_id()
+        self.make_place()
         self.claim_root()
         # Names of work in progress are unique, so leftovers that cannot be removed today block
         # nothing. Were this an error, a deletion that is denied would end every later save (D09).
         self.abandon()
+
+    def make_place(self) -> None:
+        """Make the root and the run's id."""
+        for parent in durable.make_root(self.root):
+            self.fsync_dir(parent)
+        self.ensure_run_id()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Hold off saves of other processes: what one has staged is litter to another (B16).
+
+        Not where the root is exclusive: there who hangs in a save is replaced, not waited for.
+        """
+        if self._claim is not None:
+            return nullcontext()
+        self.make_place()
+        named = self.root / layout.RUN_ID  # there is none where the caller gives the id
+        return durable.alone(named if named.exists() else self.root)
 
     def abandon(self) -> None:
         """Remove what failed and dead saves staged, so that a full disk gets room (O03)."""

@@ -267,12 +267,21 @@ def _require_a_step_though_all_are_rotated(subject: Subject) -> None:
     )
     if saving.steps_of("acknowledged") != list(saves) or loading.exit_kind is not ExitKind.ENDED:
         return  # who waits for the other one: CKC-SIDE-013
-    where = f"steps {', '.join(map(str, saves))} with {keep} to keep are saved while a load is"
-    where = f"{where} held at {held[0].what} of {held[0].path}, which it has listed"
     if oracle.arrival(loading)[0] not in {OLDER, *saves}:
-        if oracle.arrival(subject.resume())[0] not in saves:
+        there = oracle.arrival(subject.resume())[0]
+        if there not in saves:
             return  # what is there now does not load alone either: another promise
-        raise Violation(f"{where}: it gives no step", evidence=subject.evidence(loading))
+        after = f"steps {', '.join(map(str, saves))}"
+        message = f"a load gives no step, though {after} were saved by another process meanwhile"
+        told = {
+            "the first process": f"has listed step {OLDER}, and is held at {held[0].what} of "
+            f"{held[0].path}, before it reads",
+            "the second, meanwhile": f"saves {after} with {keep} to keep, so that its rotation "
+            f"deletes step {OLDER}",
+            "the first, then": subject.tell(loading),
+            "a new process": f"loads step {there}",
+        }
+        raise Violation(message, evidence=told)
 
 
 # -- a save beside a load ----------------------------------------------------------------------

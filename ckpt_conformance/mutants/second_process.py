@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
@@ -19,6 +19,7 @@ from ckpt_conformance.reference_impl import (
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.snapshot import Snapshot
@@ -61,7 +62,7 @@ class ListingCleansUp(CheckpointManager):
     "B16-open",
     url="google/orbax#394",
     change="whoever opens the directory removes what is staged there",
-    violates={"CKC-SIDE-012"},
+    violates={"CKC-SIDE-012", "CKC-SIDE-016"},
 )
 class OpeningCleansUp(CheckpointManager):
     """Takes what is temporary for abandoned when it starts."""
@@ -134,7 +135,7 @@ class ListsOnce(CheckpointManager):
     "B07-skipped",
     url="huggingface/transformers#35782",
     change="a save that meets a load under way logs that the directory is in use, and returns",
-    violates={"CKC-SIDE-013"},
+    violates={"CKC-SIDE-013", "CKC-SIDE-015"},
 )
 class SkippedWhileLoading(CheckpointManager):
     """Takes a reader for the save that is under way already."""
@@ -196,3 +197,36 @@ class TrustsItsMemory(CheckpointManager):
                 seen[reference] = one.manifest.digest
             elif seen.get(one.reference, one.manifest.digest) != one.manifest.digest:
                 self.delete_step(one.reference)
+
+
+@mutant(
+    "B07-both",
+    url="huggingface/transformers#35782",
+    change="a save that meets another process's save logs that one is running, and returns",
+    violates={"CKC-SIDE-015"},
+)
+class SkippedWhileSaving(CheckpointManager):
+    """Takes the save of another process for one's own."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save alone, or not at all."""
+        try:
+            with locked(self.root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return super().save_snapshot(state)
+        except BlockingIOError:
+            logger.warning("another save is running: step %d is not saved", state.step)
+            return CheckpointReference(self.root, state.step, "model")
+
+
+@mutant(
+    "B16-both",
+    url="google/orbax#394",
+    change="saves of two processes do not wait for each other: one removes what another has staged",
+    violates={"CKC-SIDE-016"},
+)
+class SavesAtOnce(CheckpointManager):
+    """Takes what another process is about to publish for leftovers."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Hold off nobody."""
+        return nullcontext()

@@ -63,22 +63,30 @@ def leave(folder: Path) -> None:
 def leave_once_waiting(folder: Path) -> None:
     """Let the other one go on when this thread waits for a lock, or sleeps; returns at once.
 
+    Or when another thread of the process does that began after this call: a save may be made there.
     Where the kernel does not say what a thread does, nothing happens.
     """
     calls = WAITING.get(platform.machine(), ())
-    told = Path(f"/proc/self/task/{threading.get_native_id()}/syscall")
+    tasks, mine = Path("/proc/self/task"), str(threading.get_native_id())
+    known = {task.name for task in tasks.iterdir()} - {mine}
 
     def watch() -> None:
+        known.add(str(threading.get_native_id()))
         while not (folder / LEFT).exists():
-            try:
-                call = told.read_text().split()[0]
-            except OSError:  # the thread has ended, or a kernel without this file
-                return
-            if call.isdecimal() and int(call) in calls:
+            if any(_call_of(task) in calls for task in tasks.iterdir() if task.name not in known):
                 leave(folder)
             threading.Event().wait(GLANCE)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _call_of(task: Path) -> int | None:
+    """Return the number of the system call in which a thread is; None where nothing says so."""
+    try:
+        call = (task / "syscall").read_text().split()[0]
+    except OSError:  # the thread has ended, or a kernel without this file
+        return None
+    return int(call) if call.isdecimal() else None
 
 
 def _pass(door: Path, flags: int) -> None:
