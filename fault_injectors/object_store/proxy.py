@@ -182,9 +182,9 @@ class StoreProxy:
                 return await self._handle(request, session)
 
             server = web.Server(handle)
-            runner = web.ServerRunner(server)
+            runner = web.ServerRunner(server, shutdown_timeout=0.1)
             await runner.setup()
-            site = web.TCPSite(runner, LOOPBACK, 0, shutdown_timeout=0.1)
+            site = web.TCPSite(runner, LOOPBACK, 0)
             await site.start()
             self._port = runner.addresses[0][1]
             self._opened.set()
