@@ -166,6 +166,33 @@ class RotatesAtTheCall(CheckpointManager):
         return save
 
 
+@mutant(
+    "C02-aside",
+    url="NVIDIA-NeMo/Megatron-Bridge#4678",
+    change="while a save in the background goes on the manifests of older steps have other names",
+    violates={"CKC-ASYN-002"},
+)
+class OlderStepsStandAside(CheckpointManager):
+    """Lets nobody read while it writes, and brings back what was there, also after an error."""
+
+    def captured(self, step: int, parts: Any) -> Callable[[], Path]:  # noqa: ANN401
+        """Rename at the call, and back at the end."""
+        save = super().captured(step, parts)
+        listed = [one.reference for one in resolve.scan(self.root) if self.is_own(one)]
+        aside = [(one.manifest_path, one.manifest_path.with_suffix(".aside")) for one in listed]
+        for path, other in aside:
+            path.rename(other)
+
+        def saved() -> Path:
+            try:
+                return save()
+            finally:
+                for path, other in aside:
+                    other.rename(path)
+
+        return saved
+
+
 # -- saves that overlap ---------------------------------------------------------------------------
 
 

@@ -266,6 +266,24 @@ class NewestByTime(CheckpointManager):
 
 
 @mutant(
+    "C05-archive",
+    url="huggingface/transformers#26961",
+    change="of checkpoints that are older than a day the one that was modified last is the newest",
+    violates={"CKC-DISC-006"},
+)
+class OldOnesByTime(CheckpointManager):
+    """Trusts the times of a store that was mounted or restored."""
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """Last modified first, where all are old."""
+        candidates = super().candidates(*given, **named)
+        modified = {one: one.manifest_path.stat().st_mtime for one in candidates}
+        if all(at < time.time() - 86_400 for at in modified.values()):
+            return sorted(candidates, key=modified.__getitem__, reverse=True)
+        return candidates
+
+
+@mutant(
     "A10",
     url="vllm-project/speculators#1026",
     change="a second save of a step writes the train state of the first beside the new weights",

@@ -127,6 +127,22 @@ class AddedUp(CheckpointManager):
 
 
 @mutant(
+    "F08-again",
+    url="THUDM/slime#1546",
+    change="the position of a scheduler that is there already is added to it",
+    violates={"CKC-RSUM-009"},
+)
+class AddedWhereItIsThere(CheckpointManager):
+    """Takes a scheduler at the saved position for one that has counted nothing of it."""
+
+    def restore_scheduler(self, scheduler: Any, state: Any) -> None:
+        """Load a position that is doubled by a second load at once."""
+        at = state["last_epoch"]
+        total = 2 * at if scheduler.last_epoch == at else at
+        super().restore_scheduler(scheduler, {**state, "last_epoch": total})
+
+
+@mutant(
     "F09",
     url="huggingface/nanotron#256",
     change="the scheduler takes the decayed rate for its initial one",

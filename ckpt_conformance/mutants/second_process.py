@@ -156,6 +156,26 @@ class SkippedWhileLoading(CheckpointManager):
 
 
 @mutant(
+    "B07-reader",
+    url="huggingface/transformers#35782",
+    change="a save that begins beside a load logs it, and returns; saves do not ask each other",
+    violates={"CKC-SIDE-013"},
+)
+class SkippedBesideAReader(SkippedWhileLoading):
+    """Asks for readers before it saves, and lets nobody wait for itself."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save where nobody loads."""
+        try:
+            with locked(self.root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                pass
+        except BlockingIOError:
+            logger.warning("%s is in use: step %d is not saved", self.root, state.step)
+            return CheckpointReference(self.root, state.step, "model")
+        return CheckpointManager.save_snapshot(self, state)
+
+
+@mutant(
     "C11-known",
     url="Lightning-AI/pytorch-lightning#5173",
     change="each save removes steps that the list in memory, read once, does not have",
