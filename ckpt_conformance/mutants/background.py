@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import CheckpointManager, SaveHandle, resolve
+from ckpt_conformance.reference_impl import (
+    CheckpointDamaged,
+    CheckpointManager,
+    LoadResult,
+    SaveHandle,
+    resolve,
+)
 from ckpt_conformance.reference_impl.background import BackgroundSaves
 from ckpt_conformance.reference_impl.encode import walk
 
@@ -167,30 +173,33 @@ class RotatesAtTheCall(CheckpointManager):
 
 
 @mutant(
-    "C02-aside",
+    "C02-busy",
     url="NVIDIA-NeMo/Megatron-Bridge#4678",
-    change="while a save in the background goes on the manifests of older steps have other names",
+    change="while a save in the background goes on a file says so, and no load is served beside it",
     violates={"CKC-ASYN-002"},
 )
-class OlderStepsStandAside(CheckpointManager):
-    """Lets nobody read while it writes, and brings back what was there, also after an error."""
+class NoLoadBesideASave(CheckpointManager):
+    """Takes the file for a process that lives."""
 
     def captured(self, step: int, parts: Any) -> Callable[[], Path]:  # noqa: ANN401
-        """Rename at the call, and back at the end."""
+        """Make the file at the call, and remove it at the end, also after an error."""
         save = super().captured(step, parts)
-        listed = [one.reference for one in resolve.scan(self.root) if self.is_own(one)]
-        aside = [(one.manifest_path, one.manifest_path.with_suffix(".aside")) for one in listed]
-        for path, other in aside:
-            path.rename(other)
+        busy = self.root / "busy"
+        busy.touch()
 
         def saved() -> Path:
             try:
                 return save()
             finally:
-                for path, other in aside:
-                    other.rename(path)
+                busy.unlink(missing_ok=True)
 
         return saved
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Refuse while there is a save."""
+        if (self.root / "busy").exists():
+            raise CheckpointDamaged(f"a save goes on in {self.root}")
+        return super().load(*given, **named)
 
 
 # -- saves that overlap ---------------------------------------------------------------------------
