@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -147,6 +150,22 @@ def functions() -> list[tuple[str, Function]]:
     return [
         pair for module in generated.modules() for pair in generated.functions_of(module).items()
     ]
+
+
+def test_the_order_of_a_set_is_no_difference() -> None:
+    """A module that was read from a file of bytecode may have another one, by the hash seed."""
+    text = "from types import FunctionType as F\nf = lambda x: x in {'a', 'bc', 'def', 'g', 'hi'}"
+    seeds = ("1", "2", "3", "4")
+    command = f"{text}\nfrom ckpt_conformance.mutants.generated import placing\n"
+    command += "print(placing.signature(f.__code__))"
+    words = [sys.executable, "-c", command]
+    told = {
+        subprocess.run(
+            words, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}
+        ).stdout
+        for seed in seeds
+    }
+    assert len(told) == 1
 
 
 def test_every_function_is_compiled_as_its_module_compiles_it(

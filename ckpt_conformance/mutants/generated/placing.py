@@ -96,11 +96,18 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 def signature(code: types.CodeType) -> tuple[object, ...]:
     """Return what a code does, apart from where its text stands: equal for equal behaviour."""
     constants = tuple(
-        signature(one) if isinstance(one, types.CodeType) else (type(one).__name__, repr(one))
+        signature(one) if isinstance(one, types.CodeType) else _constant(one)
         for one in code.co_consts
     )
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     return (code.co_name, code.co_code, constants, names, code.co_exceptiontable, code.co_flags)
+
+
+def _constant(value: object) -> tuple[str, object]:
+    """Return a type and a text; a set that was read from a file may have another order."""
+    if isinstance(value, frozenset):
+        return "frozenset", tuple(sorted(map(repr, cast("frozenset[object]", value))))
+    return type(value).__name__, repr(value)
 
 
 def _unbound(value: Attribute) -> Attribute:
