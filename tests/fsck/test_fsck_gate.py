@@ -22,6 +22,7 @@ from ckpt_conformance.fsck.judge.gate import ROUNDS, Gate, Moment, judge_newest
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.judge.judging import Judging
 from ckpt_conformance.fsck.source.findings import State
+from ckpt_conformance.reference_impl import CheckpointManager
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -294,3 +295,16 @@ def _was_whole(notes: list[tuple[float, str, str]], start: float, end: float, na
         return True  # something happened in between
     last = next((what for at, what in reversed(own) if at < start), "renamed, and not noted yet")
     return last not in ("torn", "gone")
+
+
+def test_a_pointer_of_the_run_is_no_change(tmp_path: Path) -> None:
+    """A name that was looked at and is no checkpoint is not one that came; one round is enough."""
+    model = torch.nn.Linear(2, 2)
+    manager = CheckpointManager(tmp_path)
+    for step in (1, 2):
+        manager.save(step, model=model)
+    manager.close()
+    (tmp_path / "latest.txt").write_text("2")
+    done = Finished("fsck", tmp_path, "--newest-whole")
+    assert (done.status, done.out) == (0, f"{tmp_path / 'model_000002.pt'}\n")
+    assert done.err == ""

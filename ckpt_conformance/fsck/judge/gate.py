@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judge import Change, Judged, Meanwhile, Options
@@ -135,6 +135,7 @@ class Gate:
     progress: Progress = None
     hold: Hold | None = None
     known: dict[str, _Known] = field(default_factory=dict[str, _Known])
+    none: dict[str, Found] = field(default_factory=dict[str, Any])  # listed, and no checkpoint
     meanwhile: dict[str, Change] = field(default_factory=dict[str, Change])
     leftovers: list[str] = field(default_factory=list[str])
     _chosen: _Known | None = None
@@ -197,6 +198,8 @@ class Gate:
         moved, self._place = str(place) != str(self._place), place
         for name, found in now.items():
             one = before.get(name)
+            if not moved and self._is_none(found):
+                continue
             if one is not None and not moved and one.is_as_listed(found) and self._stands(one):
                 self.known[name] = one
             else:
@@ -204,6 +207,11 @@ class Gate:
                 self.meanwhile[name] = Change.NEW if one is None else Change.CHANGED
         self.meanwhile |= dict.fromkeys(before.keys() - now.keys(), Change.GONE)
         reached(Moment.LISTED, "")
+
+    def _is_none(self, found: Found) -> bool:
+        """Return whether it was looked at, was no checkpoint, and is listed as it was then."""
+        before = self.none.get(found.name)
+        return before is not None and _listed(before) == _listed(found)
 
     def _stands(self, one: _Known) -> bool:
         """Return whether the files are as they were when they were judged, if they were."""
@@ -254,7 +262,7 @@ class Gate:
             for one, look in zip(new, looks, strict=True):
                 one.is_looked_at = True
                 if look is None:
-                    del self.known[one.found.name]
+                    self.none[one.found.name] = self.known.pop(one.found.name).found
                 else:
                     one.age, one.kin = look
         return sorted(self.known.values(), key=attrgetter("age"), reverse=True)
