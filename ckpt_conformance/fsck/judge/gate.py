@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judge import Change, Judged, Meanwhile, Options
@@ -135,7 +135,7 @@ class Gate:
     progress: Progress = None
     hold: Hold | None = None
     known: dict[str, _Known] = field(default_factory=dict[str, _Known])
-    none: dict[str, Found] = field(default_factory=dict[str, Any])  # listed, and no checkpoint
+    none: dict[str, _Known] = field(default_factory=dict[str, _Known])  # listed, no checkpoint
     meanwhile: dict[str, Change] = field(default_factory=dict[str, Change])
     leftovers: list[str] = field(default_factory=list[str])
     _chosen: _Known | None = None
@@ -211,7 +211,7 @@ class Gate:
     def _is_none(self, found: Found) -> bool:
         """Return whether it was looked at, was no checkpoint, and is listed as it was then."""
         before = self.none.get(found.name)
-        return before is not None and _listed(before) == _listed(found)
+        return before is not None and before.is_as_listed(found)
 
     def _stands(self, one: _Known) -> bool:
         """Return whether the files are as they were when they were judged, if they were."""
@@ -262,7 +262,7 @@ class Gate:
             for one, look in zip(new, looks, strict=True):
                 one.is_looked_at = True
                 if look is None:
-                    self.none[one.found.name] = self.known.pop(one.found.name).found
+                    self.none[one.found.name] = self.known.pop(one.found.name)
                 else:
                     one.age, one.kin = look
         return sorted(self.known.values(), key=attrgetter("age"), reverse=True)
