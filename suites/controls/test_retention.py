@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections import defaultdict
 from functools import partial
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors
@@ -42,7 +45,7 @@ from ckpt_conformance.suites.controls import test_explicit_step as explicit
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.counting import Counted
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 
 ASK = (Close(), Steps())  # a manager may still be deleting: to close it is to wait for that
 HALF_DELETED = 6  # directories with a part of an old step, at the quick budget
+FAN_OUT = re.compile(r"[0-9a-f]{2,3}")
 GROWTH = 4  # names more after six saves more, of which each deletes one
 ROTATION: Slot[Counted] = Slot("calls of a save that rotates")
 EITHER = {Outcome.NEW, Outcome.PREVIOUS}
@@ -316,11 +320,11 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
         raise Violation(message, evidence={"steps": steps})
     if Capability.EXPLICIT_STEP in subject.info.capabilities:
         _require_load(subject, saved, steps)
-    counts = {12: len(trees.listing(subject.root))}
+    counts = {12: _parts(subject.root)}
     for saves in (6, 18):
         fresh(subject)
         rotating(subject, saves, tuple(range(1, saves + 1)), keep)
-        counts[saves] = len(trees.listing(subject.root))
+        counts[saves] = _parts(subject.root)
     # The number of files of a step may vary by a few; a name for each deletion makes six more.
     if min(counts[12] - counts[6], counts[18] - counts[12]) >= GROWTH:
         evidence = {f"names after {saves} saves": counts[saves] for saves in sorted(counts)}
@@ -334,6 +338,27 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
         if lost and not controls.blame(subject, lost, about).see:
             raise lost
         rotation_orders.require_no_loss_by_digits(subject, keep)
+
+
+def _parts(root: Path) -> int:
+    """Count the names below a directory, but for folders of a fan-out, which are reused for ever.
+
+    A store of contents, as git is, puts them into folders by the first digits of their digests: 256
+    at most, and an empty one stays. Not all such names are numbers of steps: one has a letter.
+    """
+    kinds = {name: kind for name, (kind, *_) in trees.listing(root).items()}
+    folders = [PurePosixPath(name) for name, kind in kinds.items() if kind == "dir"]
+    beside: dict[PurePosixPath, set[str]] = defaultdict(set)
+    for folder in folders:
+        beside[folder.parent].add(folder.name)
+    fans = {parent for parent, names in beside.items() if _is_fan_out(names)}
+    return len(kinds) - sum(folder.parent in fans for folder in folders)
+
+
+def _is_fan_out(names: Collection[str]) -> bool:
+    """Tell names of two or three hexadecimal digits, all of one length."""
+    are_digits = all(FAN_OUT.fullmatch(name) for name in names)
+    return are_digits and len(set(map(len, names))) == 1 and not all(map(str.isdecimal, names))
 
 
 def _require_fewest(subject: Subject) -> None:

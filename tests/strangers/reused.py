@@ -61,7 +61,7 @@ class Addressed:
     def is_whole(self, step: int) -> bool:
         try:
             names = self.names(step).values()
-            return all((self.root / "objects" / name).exists() for name in names)
+            return all(self.object(name).exists() for name in names)
         except DamagedError:
             return False
 
@@ -91,7 +91,7 @@ class Addressed:
         file = io.BytesIO()
         torch.save(state, file)
         digest = hashlib.sha256(file.getvalue()).hexdigest()
-        path = self.root / "objects" / digest
+        path = self.object(digest)
         if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
             replace(path, file.getvalue())
         return digest
@@ -104,9 +104,15 @@ class Addressed:
             self.path(step).unlink()
         sync(self.root / "steps")  # before its objects go
         needed = {name for step in self.asked() for name in self.names(step).values()}
-        for path in self.root.glob("objects/*"):
+        for path in self.objects():
             if path.name not in needed and re.fullmatch("[0-9a-f]{64}", path.name):
                 path.unlink()
+
+    def object(self, digest: str) -> Path:
+        return self.root / "objects" / digest
+
+    def objects(self) -> list[Path]:
+        return list(self.root.glob("objects/*"))
 
     def asked(self) -> list[int]:
         """Return the steps of which the objects are not swept."""
@@ -131,7 +137,7 @@ class Addressed:
             raise FileNotFoundError(f"step {step} is not in {self.root}")
         states = {}
         for name, digest in self.names(step).items():
-            path = self.root / "objects" / digest
+            path = self.object(digest)
             content = path.read_bytes() if path.exists() else b""
             if hashlib.sha256(content).hexdigest() != digest:
                 raise DamagedError(f"{name} of step {step} is damaged")
@@ -140,6 +146,25 @@ class Addressed:
 
     def close(self) -> None:
         """Nothing stays open."""
+
+
+@dataclass
+class Fanned(Addressed):
+    """Objects in folders by two digits, as git has them: a folder stays when it is empty."""
+
+    def object(self, digest: str) -> Path:
+        return self.root / "objects" / digest[:2] / digest
+
+    def objects(self) -> list[Path]:
+        return list(self.root.glob("objects/*/*"))
+
+    def put(self, state: object) -> str:
+        file = io.BytesIO()
+        torch.save(state, file)
+        folder = self.object(hashlib.sha256(file.getvalue()).hexdigest()).parent
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+        return super().put(state)
 
 
 @dataclass
@@ -300,6 +325,7 @@ def adapter(name: str, make: Callable[[Path, int | None], Manager], **limits: in
 
 
 addressed = adapter("addressed", Addressed)
+fanned = adapter("fanned", Fanned)
 sweeping = adapter("sweeping", Sweeping)
 slots = adapter("slots", Slots)
 trusting = adapter("trusting", Trusting)

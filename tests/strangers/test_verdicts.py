@@ -64,7 +64,7 @@ HASTY = {
 }
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
 REUSING = (
-    *("addressed", "slots", "two_slots", "always_three"),
+    *("addressed", "fanned", "slots", "two_slots", "always_three"),
     *("sweeping", "three_unsaid", "trusting"),
 )
 ROTATED = ("CKC-SMOK-003", *(f"CKC-RETN-00{number}" for number in range(1, 7)))
@@ -582,7 +582,7 @@ def test_threads_that_write_while_the_tree_is_kept_cost_no_verdict(strangers: Se
     assert others(verdicts("parallel:make", strangers, *names)).keys() == {"CKC-ATOM-005"}
 
 
-@pytest.mark.parametrize("name", ["addressed", "slots"])
+@pytest.mark.parametrize("name", ["addressed", "fanned", "slots"])
 def test_a_file_that_belongs_to_no_one_step_is_not_blamed(name: str, strangers: Server) -> None:
     """Contents under their digests, and slots that are written to again, are no pointers."""
     found = verdicts(f"reused:{name}", strangers, *ids(*NAMED), *KILLED, *LOST)
