@@ -342,13 +342,15 @@ def test_foreign_names_disturb_nothing(subject: Subject) -> None:
 
     Why: one `step_tmp` beside the steps made a save raise ValueError (KX8); a stray sibling was
     merged into the weights (R02); a link onto itself has no end (B14).
-    How: plant look-alikes, other tools' names, dangling links and loops; save, restart, load.
+    How: plant look-alikes, other tools' names, dangling links and loops; save, restart, load. What
+    lies in folders that the manager makes comes when these are there: load and save beside it.
     """
     golden = subject.golden()
     legal = subject.legal(golden, 4)
     trees.clear(subject.root)
     similar = [path for name in names.of_step(golden, 4) for path in names.lookalikes(name)]
-    planted = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
+    beside = [path for path in similar if "/" not in path]
+    planted = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *beside])
     shown, count = planted[:4], len(planted)
     result = subject.run(4, (2, 4), then=[Close()])
     if not result.went_well:
@@ -364,6 +366,31 @@ def test_foreign_names_disturb_nothing(subject: Subject) -> None:
         planted=shown,
         count=count,
     )
+    if len(beside) < len(similar):
+        _require_undisturbed_within(subject, golden, legal, similar)
+
+
+def _require_undisturbed_within(
+    subject: Subject, golden: Golden, legal: Mapping[int, Leaves], similar: Sequence[str]
+) -> None:
+    """Raise Violation if names in folders of the manager disturb a load, or a save after it."""
+    go_on = partial(subject.run, 6, (6,), resume=True, then=[Close()])
+    subject.materialize(golden, 4)
+    shown = names.plant_all(subject.root, similar)[:4]
+    result = go_on()
+    message = "a foreign name within a folder of its own disturbs discovery"
+    subject.judge(
+        result, legal, {Outcome.NEW}, message, newest=4, acknowledged={2, 4}, planted=shown
+    )
+    if not result.went_well:
+        subject.materialize(golden, 4)
+        undisturbed = go_on()
+        if not undisturbed.went_well:
+            raise control_failed(f"a resumed job does not save: {subject.tell(undisturbed)}")
+        evidence = subject.evidence(result, planted=shown)
+        raise Violation(
+            "a foreign name within a folder of its own breaks the save", evidence=evidence
+        )
 
 
 @check("CKC-DISC-006")

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -165,6 +166,22 @@ class Fanned(Addressed):
         folder.mkdir(exist_ok=True)
         sync(folder.parent)
         return super().put(state)
+
+
+@dataclass
+class Built(Addressed):
+    """All of it is in a folder that comes by one rename, as a repository of git may."""
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        if not (self.root / "format").exists():
+            draft = self.root.with_suffix(".tmp")
+            shutil.rmtree(draft, ignore_errors=True)
+            (draft / "steps").mkdir(parents=True)
+            (draft / "format").write_text("1")
+            sync(draft)
+            draft.rename(self.root)
+            sync(self.root.parent)
+        super().save(job, step)
 
 
 @dataclass
@@ -326,6 +343,7 @@ def adapter(name: str, make: Callable[[Path, int | None], Manager], **limits: in
 
 addressed = adapter("addressed", Addressed)
 fanned = adapter("fanned", Fanned)
+built = adapter("built", lambda root, keep: Built(root / "store", keep))
 sweeping = adapter("sweeping", Sweeping)
 slots = adapter("slots", Slots)
 trusting = adapter("trusting", Trusting)

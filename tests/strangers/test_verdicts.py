@@ -64,7 +64,7 @@ HASTY = {
 }
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
 REUSING = (
-    *("addressed", "fanned", "slots", "two_slots", "always_three"),
+    *("addressed", "fanned", "built", "slots", "two_slots", "always_three"),
     *("sweeping", "three_unsaid", "trusting"),
 )
 ROTATED = ("CKC-SMOK-003", *(f"CKC-RETN-00{number}" for number in range(1, 7)))
@@ -590,6 +590,11 @@ def test_a_file_that_belongs_to_no_one_step_is_not_blamed(name: str, strangers: 
     assert others(found).keys() <= {"CKC-SIDE-005", "CKC-RETN-009"}
     assert {one.verdict for one in found["CKC-RTRP-020"]} == {Verdict.PASS}
     assert {one.verdict for one in found["CKC-CORR-007"]} == {Verdict.PASS}
+
+
+def test_names_are_planted_in_folders_that_are_there(strangers: Server) -> None:
+    """A manager that makes its own folder by one rename cannot find somebody's files in it."""
+    assert others(verdicts("reused:built", strangers, "CKC-DISC-005", "CKC-RETN-002")) == {}
 
 
 def test_what_rotation_leaves_has_to_load(strangers: Server) -> None:
