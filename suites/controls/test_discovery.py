@@ -42,6 +42,7 @@ from ckpt_conformance.harness.messages import (
 from ckpt_conformance.subject import controls, names, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
+from ckpt_conformance.suites.controls import foreign_names
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
@@ -367,30 +368,7 @@ def test_foreign_names_disturb_nothing(subject: Subject) -> None:
         count=count,
     )
     if len(beside) < len(similar):
-        _require_undisturbed_within(subject, golden, legal, similar)
-
-
-def _require_undisturbed_within(
-    subject: Subject, golden: Golden, legal: Mapping[int, Leaves], similar: Sequence[str]
-) -> None:
-    """Raise Violation if names in folders of the manager disturb a load, or a save after it."""
-    go_on = partial(subject.run, 6, (6,), resume=True, then=[Close()])
-    subject.materialize(golden, 4)
-    shown = names.plant_all(subject.root, similar)[:4]
-    result = go_on()
-    message = "a foreign name within a folder of its own disturbs discovery"
-    subject.judge(
-        result, legal, {Outcome.NEW}, message, newest=4, acknowledged={2, 4}, planted=shown
-    )
-    if not result.went_well:
-        subject.materialize(golden, 4)
-        undisturbed = go_on()
-        if not undisturbed.went_well:
-            raise control_failed(f"a resumed job does not save: {subject.tell(undisturbed)}")
-        evidence = subject.evidence(result, planted=shown)
-        raise Violation(
-            "a foreign name within a folder of its own breaks the save", evidence=evidence
-        )
+        foreign_names.require_undisturbed_within(subject, golden, legal, similar)
 
 
 @check("CKC-DISC-006")

@@ -56,7 +56,7 @@ class Addressed:
         return [step for step in self.listed() if self.is_whole(step)]
 
     def listed(self) -> list[int]:
-        numbers = (re.match(r"\d{8}(?=\.json$)", path.name) for path in self.root.glob("steps/*"))
+        numbers = (re.match(r"\d{8,}(?=\.json$)", path.name) for path in self.root.glob("steps/*"))
         return sorted(int(number[0]) for number in numbers if number)
 
     def is_whole(self, step: int) -> bool:

@@ -587,7 +587,9 @@ def test_a_file_that_belongs_to_no_one_step_is_not_blamed(name: str, strangers: 
     """Contents under their digests, and slots that are written to again, are no pointers."""
     found = verdicts(f"reused:{name}", strangers, *ids(*NAMED), *KILLED, *LOST)
     # SIDE-005 is torch's; a step whose contents are cut takes a slot: a SHOULD, where names tell.
-    assert others(found).keys() <= {"CKC-SIDE-005", "CKC-RETN-009"}
+    # It is for one process: what another one rotates away while it loads or saves is a SHOULD, too.
+    allowed = {"CKC-SIDE-005", "CKC-RETN-009", "CKC-SIDE-012", "CKC-SIDE-016"}
+    assert others(found).keys() <= allowed
     assert {one.verdict for one in found["CKC-RTRP-020"]} == {Verdict.PASS}
     assert {one.verdict for one in found["CKC-CORR-007"]} == {Verdict.PASS}
 
