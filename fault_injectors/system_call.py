@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ARRIVAL = 2.0  # seconds
 GLANCE = 0.005  # seconds between two looks
-OPENINGS = faults.OPENING
+OPENINGS, WRITES, NAMINGS = faults.OPENING, faults.WRITING, faults.NAMING
 REMOVALS = tuple(sorted(faults.REMOVING))  # for the argument `only`: calls that remove a name
 
 

@@ -350,6 +350,12 @@ def check_owner(path: Path, status: os.stat_result, owners: Collection[int] | No
         raise CheckpointDamaged(f"{path.name} belongs to user {status.st_uid}, not to {known}")
 
 
+def pieces_of(file: BinaryIO) -> Iterator[bytes]:
+    """Read an open file to its end, a chunk at a time."""
+    while data := file.read(CHUNK):
+        yield data
+
+
 def report_mode(path: Path, status: os.stat_result) -> None:
     """Report a file that others may write to (K018, K019)."""
     if status.st_mode & OTHERS_WRITE:

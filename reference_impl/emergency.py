@@ -229,23 +229,13 @@ class EmergencySaving(RankSaving):
             for name, entry in manifest.files.items():
                 self.require_time(name)
                 staged = target / layout.work_name(name, self.tag, "tmp")
-                if self.copy_file(folder / name, staged) != entry:
+                with durable.open_regular(folder / name) as source:
+                    copied = self.write_pieces(staged, durable.pieces_of(source))
+                if copied != entry:
                     raise CheckpointDamaged(f"{name} changed while it was copied")
                 self.rename(staged, target / name)
             self.fsync_dir(target)
             self.put_marker(target, replace(manifest, anywhere=True), owned)
-
-    def copy_file(self, source: Path, target: Path) -> FileEntry:
-        """Copy a file under a new name, durably; return what was written."""
-        with (
-            durable.open_regular(source) as old,
-            durable.create(target) as new,
-            durable.HashingWriter(new) as writer,
-        ):
-            while data := old.read(durable.CHUNK):
-                writer.write(data)
-            self.fsync_file(new)
-        return FileEntry(writer.size, writer.hexdigest())
 
     def require_time(self, name: str) -> None:
         """Raise TimeoutError if the deadline after SIGTERM has passed."""

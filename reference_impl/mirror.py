@@ -170,8 +170,7 @@ class UploadingMirror:
         """
         self._files.invalidate_cache()
         with self._files.open(f"{self.address}/{name}", "rb") as file:
-            while data := file.read(durable.CHUNK):
-                yield data
+            yield from durable.pieces_of(file)
 
     # ---- the thread ----------------------------------------------------------------------------
 
@@ -300,6 +299,6 @@ class DirectoryMirror(UploadingMirror):
         """The digest of a file of the target, read back from there."""
         hasher = durable.Hasher()
         with self._files.open(str(path), "rb") as file:
-            while data := file.read(durable.CHUNK):
+            for data in durable.pieces_of(file):
                 hasher.update(data)
         return hasher.hexdigest()

@@ -38,7 +38,7 @@ from ckpt_conformance.reference_impl.resolve import candidate_at
 from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import StateDict, Tree
@@ -195,6 +195,14 @@ class Saving(ManagerBase):
         expected = sum(tensor.nbytes for tensor in tensors.values())
         with durable.create(path) as file, durable.HashingWriter(file, expected) as writer:
             torch_zip.write_tree(tree, writer)
+            self.fsync_file(file)
+        return FileEntry(writer.size, writer.hexdigest())
+
+    def write_pieces(self, path: Path, pieces: Iterable[bytes]) -> FileEntry:
+        """Write bytes under a new name, durably; return what was written."""
+        with durable.create(path) as file, durable.HashingWriter(file) as writer:
+            for piece in pieces:
+                writer.write(piece)
             self.fsync_file(file)
         return FileEntry(writer.size, writer.hexdigest())
 

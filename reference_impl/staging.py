@@ -30,7 +30,7 @@ from ckpt_conformance.reference_impl.errors import (
     CheckpointNotFound,
 )
 from ckpt_conformance.reference_impl.layout import CheckpointReference
-from ckpt_conformance.reference_impl.manifest import MAX_BYTES, FileEntry, parse_manifest
+from ckpt_conformance.reference_impl.manifest import MAX_BYTES, parse_manifest
 from ckpt_conformance.reference_impl.retention import Retention
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.layout import Kind
-    from ckpt_conformance.reference_impl.manifest import Manifest
+    from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
     from ckpt_conformance.reference_impl.mirror import Mirror
     from ckpt_conformance.reference_impl.resolve import Candidate
 
@@ -219,11 +219,7 @@ class Staging(Retention):
 
     def fetch_file(self, mirror: Mirror, remote: str, path: Path) -> FileEntry:
         """Write one file of a mirror under a new name, durably; return what was written."""
-        with durable.create(path) as file, durable.HashingWriter(file) as writer:
-            for piece in listed_file(mirror, remote):
-                writer.write(piece)
-            self.fsync_file(file)
-        return FileEntry(writer.size, writer.hexdigest())
+        return self.write_pieces(path, listed_file(mirror, remote))
 
     # ---- put in place --------------------------------------------------------------------------
 

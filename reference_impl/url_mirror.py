@@ -399,8 +399,7 @@ def _is_final(error: BaseException) -> bool:
 def _pieces_of(path: Path) -> Iterator[bytes]:
     """The bytes of a file, a chunk at a time."""
     with path.open("rb") as file:
-        while data := file.read(durable.CHUNK):
-            yield data
+        yield from durable.pieces_of(file)
 
 
 def mirror_at(place: str, **given: Any) -> UploadingMirror:  # noqa: ANN401

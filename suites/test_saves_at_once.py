@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 OTHER = 5  # the step of the second process
 DEADLINE = 20.0  # seconds that each of the two may take: one of them stands until the other is done
-NAMING = frozenset({"rename", "renameat", "renameat2", "link", "linkat"})
 MOST = 12  # points at the full budget
 
 
@@ -190,8 +189,8 @@ def _chosen(subject: Subject) -> list[Point]:
     if not any(point.fault == points.SYSTEM_CALL for point in every):
         raise Unknown("this machine can hold no system call", cause=Cause.MACHINE)
     before = [point for point in every if point.moment == "before"]
-    naming = [point for point in before if point.what in NAMING] or before[-1:]
-    writes = [point for point in before if "write" in point.what] or before
+    naming = [point for point in before if point.what in system_call.NAMINGS] or before[-1:]
+    writes = [point for point in before if point.what in system_call.WRITES] or before
     strata = list(dict.fromkeys([writes[len(writes) // 2], naming[0], naming[-1]]))
     if not _is_full(subject):
         return strata

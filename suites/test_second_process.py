@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 DEADLINE = 20.0  # seconds that each of the two may take: one of them stands until the other is done
-NAMING = frozenset({"rename", "renameat", "renameat2", "link", "linkat"})
 ALONE = Options()
 CALLS: Slot[list[SeenCall]] = Slot("calls of a load, those that read as well")
 MOST = 12  # points at the full budget
@@ -135,7 +134,7 @@ def chosen(subject: Subject, every: Sequence[Point]) -> list[Point]:
     At the full budget others as well, that differ in what is there.
     """
     before = [point for point in every if point.moment == "before"]
-    naming = [point for point in before if point.what in NAMING]
+    naming = [point for point in before if point.what in system_call.NAMINGS]
     middle = naming[0] if naming else before[len(before) // 2]
     strata = list(dict.fromkeys([before[min(2, len(before) - 1)], middle, before[-1]]))
     if subject.budget != "full":

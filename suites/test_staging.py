@@ -273,7 +273,8 @@ def _chosen(subject: Subject, calls: Sequence[SeenCall]) -> list[SeenCall]:
     """Choose calls: those that give or take a name first, of the rest some."""
     if subject.budget == "full":
         return list(calls)
-    naming = [call for call in calls if call.what.startswith(("rename", "unlink", "rmdir", "link"))]
+    names = {*system_call.NAMINGS, *system_call.REMOVALS}
+    naming = [call for call in calls if call.what in names]
     rest = [call for call in calls if call not in naming]
     some = subject.sample(naming, quick=KILLS - 2)
     return [*some, *subject.sample(rest, quick=max(KILLS - len(some), 0))]

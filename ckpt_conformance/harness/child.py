@@ -405,6 +405,7 @@ class Child:
             is_over=bool(pending.done()),
             error=errors[0],
             again=errors[1],
+            was_asked_again=True,
             was_polled=polls,
             polled=polled,
         )
@@ -416,7 +417,7 @@ class Child:
         done = bool(pending.done())
         error = self._asked(_wait, pending)
         is_over = bool(pending.done())
-        return messages.EndedSave(step=step, done=done, is_over=is_over, error=error, again=error)
+        return messages.EndedSave(step=step, done=done, is_over=is_over, error=error)
 
     def _polled(self, pending: PendingSave) -> Error | None:
         """Ask what made a save fail, once it says that it is done; nobody has waited."""

@@ -289,8 +289,9 @@ AnyOp = (
 
 def faults_of(op: AnyOp) -> tuple[Fault, ...]:
     """Return the faults of an operation; only those that save or load have any."""
-    with_faults = Run | Save | BeginSave | EmergencySave | Preempt | Load | Call
-    return op.faults if isinstance(op, with_faults) else ()
+    if isinstance(op, Run | Save | BeginSave | EmergencySave | Preempt | Load | Call):
+        return op.faults
+    return ()
 
 
 def named(op: AnyOp) -> list[str]:
@@ -375,8 +376,8 @@ class EndedSave(Message, frozen=True):
     """How one save ended, as its handle says.
 
     `done`: before anybody waited; `is_over`: what `done()` said after that. `error`: what a job is
-    told that waits; `again`: what `wait()` raised when it was called once more. `polled`: what
-    `exception()` gave before anybody waited, where it was asked then.
+    told that waits; `again`: what `wait()` raised when it was called once more, where it was.
+    `polled`: what `exception()` gave before anybody waited, where it was asked then.
     """
 
     step: int
@@ -384,6 +385,7 @@ class EndedSave(Message, frozen=True):
     is_over: bool = True
     error: Error | None = None
     again: Error | None = None
+    was_asked_again: bool = False
     was_polled: bool = False
     polled: Error | None = None
 
@@ -391,6 +393,8 @@ class EndedSave(Message, frozen=True):
     def answers(self) -> dict[str, Error | None]:
         """What it gave each time that it was asked how the save ended, by what was asked."""
         polled = {"exception()": self.polled} if self.was_polled else {}
+        if not self.was_asked_again:
+            return {**polled, "wait()": self.error}
         return {**polled, "wait(), exception()": self.error, "wait() again": self.again}
 
 

@@ -23,6 +23,7 @@ SYNCING = frozenset({"fsync", "fdatasync", "msync", "sync", "syncfs"})
 OPENING = frozenset({"open", "openat", "openat2", "creat"})
 READING = frozenset(calls.READING)
 REMOVING = frozenset({"unlink", "unlinkat", "rmdir"})
+NAMING = frozenset({"rename", "renameat", "renameat2", "link", "linkat"})
 QUIET = frozenset({"sync", "ioctl"})  # sync(2) returns no error
 # What may give which error; what is not named here may be given at every call but QUIET.
 GIVERS: dict[str, frozenset[str]] = {

@@ -270,13 +270,6 @@ def _table(done: Sequence[Drilled]) -> Iterator[str]:
     yield f"fsck sees {sum(one.is_seen for one in possible)} of {len(possible)}{tail}"
 
 
-def _where(damage: Damage | None) -> str:
-    if damage is None:
-        return ""
-    at = "" if damage.offset is None else f" at byte {damage.offset}"
-    return f"{damage.file}{at}: "
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(corrupt)
