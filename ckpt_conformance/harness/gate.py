@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import errno
 import threading
+from dataclasses import dataclass
 
 PATIENCE = 30.0  # seconds that a shut gate holds: a save that waits for it meets its deadline
 AWAITED = 5.0  # seconds that the harness waits for uploads: where none comes it lives to say so
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A file that waits at a shut gate, and the state that it is told to go on with.
+
+    It is told for itself: by the time that its thread looks, the gate may be shut once more, and
+    other files may wait.
+    """
+
+    state: str = ""
 
 
 class Gate:
@@ -19,7 +31,7 @@ class Gate:
         self._free = 0
         self._arrived = 0
         self._came = 0
-        self._standing: set[int] = set()  # numbers of files that wait at the gate
+        self._waiting: list[Waiting] = []
 
     def set(self, state: str, after: int = 0) -> int:
         """Set the state and wake whoever waits; the next `after` files still pass.
@@ -29,7 +41,8 @@ class Gate:
         with self._condition:
             came, self._came = self._came, 0
             self.state, self._free, self._arrived = state, after, 0
-            self._condition.notify_all()
+            if state != "shut":
+                self._release(state)
         return came
 
     def pass_through(self, name: str) -> None:
@@ -40,29 +53,38 @@ class Gate:
                 self._free -= 1
                 return
             self._arrived += 1
-            number = max(self._standing, default=0) + 1
-            self._standing.add(number)
             self._condition.notify_all()
-            self._condition.wait_for(
-                lambda: self.state != "shut" or number not in self._standing, PATIENCE
-            )
-            self._standing.discard(number)
-            if self.state == "fail":
-                raise OSError(errno.EIO, "injected upload failure", name)
+            state = self._wait() if self.state == "shut" else self.state
+        if state == "fail":
+            raise OSError(errno.EIO, "injected upload failure", name)
 
     @property
     def standing(self) -> int:
         """How many files wait at the gate."""
         with self._condition:
-            return len(self._standing)
+            return len(self._waiting)
 
     def let_pass(self) -> None:
         """Let the files that wait at a shut gate go on; it stays shut for those after them."""
         with self._condition:
-            self._standing.clear()
-            self._condition.notify_all()
+            self._release("open")
 
     def wait_for_upload(self, count: int = 1) -> bool:
         """Wait until files have come to the gate since it was set; False if they do not."""
         with self._condition:
             return self._condition.wait_for(lambda: self._arrived >= count, AWAITED)
+
+    def _release(self, state: str) -> None:
+        """Let the files that wait go on, as the gate is in a state."""
+        for file in self._waiting:
+            file.state = state
+        self._waiting.clear()
+        self._condition.notify_all()
+
+    def _wait(self) -> str:
+        """Wait until somebody lets this file go on, for as long as the gate has patience."""
+        file = Waiting()
+        self._waiting.append(file)
+        if not self._condition.wait_for(lambda: bool(file.state), PATIENCE):
+            self._waiting.remove(file)
+        return file.state
