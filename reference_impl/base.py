@@ -39,6 +39,9 @@ page-locked memory (K018); in a process of its own, whose death costs that save 
 class ManagerBase:
     """Settings, the run's id, and the primitives of the commit protocol."""
 
+    _ranks: Ranks | None = None
+    _writer: WriterProcess | None = None
+
     def __init__(  # noqa: PLR0913 - these are the settings of a manager
         self,
         root: str | os.PathLike[str],
@@ -64,16 +67,14 @@ class ManagerBase:
         Args:
             root: the directory. One live writer at a time; created by the first save.
             use_dcp: write the DCP format instead of per-rank files. Both are read.
-            keep_last: how many steps of this run stay, newest by number; 0 or less keeps all
-                (KX7).
+            keep_last: how many of the highest steps of this run stay; 0 or less keeps all (KX7).
             mirror: where each checkpoint is copied to: one place, or several. A step is only
                 deleted here after it was verified in each that is required.
             run_id: of this run. By default it is kept in the root, so a restart is the same run.
             parents: runs that this one continues: their checkpoints count as its own.
             config: kept in every manifest; a difference is reported at load (F07).
             owners: user ids whose files are served; None serves everyone's (K018).
-            is_milestone: whether rotation leaves a step alone; such steps do not count towards
-                `keep_last` (K018). By default no step is one.
+            is_milestone: whether a step stays, uncounted by `keep_last` (K018); by default none.
             group: the ranks that save and load together, each calling the same methods in the
                 same order; by default all of torch.distributed, where it is initialised. The
                 first of them alone publishes, rotates, mirrors and deletes.
@@ -93,10 +94,7 @@ class ManagerBase:
             SaveRefused: a configuration that JSON does not keep.
             ValueError: a mode that is none, or a number of saves below 1.
         """
-        if async_mode not in get_args(AsyncMode):
-            raise ValueError(f"async_mode is {async_mode!r}: give one of {get_args(AsyncMode)}")
-        if exclusive and async_mode == "process":
-            raise ValueError("async_mode is 'process', whose writer claims nothing: not exclusive")
+        check_mode(async_mode, exclusive=exclusive)
         # Absolute: a job that changes its working directory still saves to one place.
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - links in it are left as they are
         self.use_dcp = use_dcp
@@ -108,13 +106,11 @@ class ManagerBase:
         self.is_milestone: Callable[[int], bool] = is_milestone or (lambda _: False)
         self._run_id = run_id
         self._group, self._timeout = group, timeout
-        self._ranks: Ranks | None = None
         self.async_mode: AsyncMode = async_mode
         self.background = BackgroundSaves(max_pending)
         self._claim = Claim(InDirectory(self.root), str(self.root)) if exclusive else None
         self.persistent_dir = None if persistent_dir is None else Path(persistent_dir).absolute()
         self.host = host or resolve.host_name()
-        self._writer: WriterProcess | None = None
 
     @property
     def mirror(self) -> Mirror | None:
@@ -223,6 +219,18 @@ class ManagerBase:
         self.write_bytes(staged, data)
         self.rename(staged, self.root / name)
         self.fsync_dir(self.root)
+
+
+def check_mode(mode: AsyncMode, *, exclusive: bool) -> None:
+    """Check that `save_async` can save so.
+
+    Raises:
+        ValueError: it is no mode, or one that cannot go with a claim of the root.
+    """
+    if mode not in get_args(AsyncMode):
+        raise ValueError(f"async_mode is {mode!r}: give one of {get_args(AsyncMode)}")
+    if exclusive and mode == "process":
+        raise ValueError("async_mode is 'process', whose writer claims nothing: not exclusive")
 
 
 def as_several(mirror: Mirror | Sequence[Mirror]) -> tuple[Mirror, ...]:
