@@ -29,7 +29,7 @@ from ckpt_conformance.fsck.source.findings import Kind, Malformed, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from ckpt_conformance.fsck.source.source import Readable
 
@@ -273,7 +273,7 @@ def _in_order(opened: IO[bytes], _size: int, layer: _Layer) -> Stream | None:
 
 
 @contextlib.contextmanager
-def _tar_errors() -> Iterator[None]:
+def _tar_errors() -> Generator[None]:
     """Take an archive that the standard library cannot read on for one that ends there."""
     try:
         yield

@@ -114,7 +114,9 @@ def _tree(content: Content, base: str, top: str, files: set[str]) -> Iterator[st
             for name, size in zip(sorted(files), sizes, strict=True)
         }
     yield from (base + name for name in taken)
-    scalars = {name for name, kind in tree.leaves.items() if kind == "scalar"} if tree else set()
+    scalars = (
+        {name for name, kind in tree.leaves.items() if kind == "scalar"} if tree else set[str]()
+    )
     for used in _arrays(_Tree(content, base, top, values), scalars):
         if not has_database:
             yield from (base + one for one in used)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.fsck.contents.entries import Entry
+    from ckpt_conformance.fsck.contents.tiles import Piece
 
 _OPTIMIZERS = "optim"
 _WORDS = re.compile(r"(\[[\[\]\d, ]*\])((?: (?:S\(\d{1,2}\)|R))+)")
@@ -120,7 +121,8 @@ def _beside(parts: Sequence[Tensor], dim: int) -> Tensor | None:
         return None
     if len({part.shape[:dim] + part.shape[dim + 1 :] for part in parts}) > 1:
         return None
-    pieces, at = [], 0
+    pieces: list[Piece] = []
+    at = 0
     for part in parts:
         for piece in part.pieces:
             first, size = piece.box

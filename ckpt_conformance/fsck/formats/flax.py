@@ -16,8 +16,7 @@ from ckpt_conformance.fsck.source.untrusted import clip, count, is_list
 if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.source import Readable
 
-_NUMBERS = dict(zip(range(0xCA, 0xD4), (">f", ">d", ">B", ">H", ">I", ">Q"), strict=False))
-_NUMBERS |= dict(zip(range(0xD0, 0xD4), (">b", ">h", ">i", ">q"), strict=True))
+_NUMBERS = dict(zip(range(0xCA, 0xD4), (f">{code}" for code in "fdBHIQbhiq"), strict=True))
 _CONSTANTS: dict[int, object] = {0xC0: None, 0xC2: False, 0xC3: True}
 _TEXTS = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
 _BINARIES = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I"}
@@ -26,9 +25,12 @@ _EXTENSIONS = {0xC7: ">B", 0xC8: ">H", 0xC9: ">I"}
 _FIXED = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # extensions of flax
 _MOST_LEVELS = 200
-_ITEMS = dict.fromkeys(("int2", "int4", "uint2", "uint4"), 1) | {"float128": 16, "complex256": 32}
-_ITEMS |= dict.fromkeys(("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float4_e2m1fn"), 1)
-_ITEMS |= {"float6_e2m3fn": 1, "float6_e3m2fn": 1}
+_ITEMS = (
+    dict.fromkeys(("int2", "int4", "uint2", "uint4"), 1)
+    | {"float128": 16, "complex256": 32}
+    | dict.fromkeys(("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float4_e2m1fn"), 1)
+    | {"float6_e2m3fn": 1, "float6_e3m2fn": 1}
+)
 """Bytes of an element of dtypes that torch does not have; those of ml_dtypes fill a byte."""
 
 

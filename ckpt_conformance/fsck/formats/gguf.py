@@ -126,10 +126,10 @@ def read(file: Readable, size: int, *, keep: bool = True) -> Header:
     for _ in range(pairs):
         fields.count()
         key, kind = _once(fields, keys, "a key of the header"), fields.number("<I")
-        is_asked = key == "general.alignment" and kind == _UINT32
-        if is_asked or keep:
+        if key == "general.alignment" and kind == _UINT32:
+            values[key] = alignment = fields.number("<I")
+        elif keep:
             values[key] = _value(fields, kind)
-            alignment = values[key] if is_asked else alignment  # type: ignore[assignment]
         else:
             _pass(fields, kind)
         if keep and fields.at - start > MOST_VALUES:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fsck.formats.pickle_runs import Runs
 
-Steps = Mapping[int, Callable[["Machine"], object]]
+Step = Callable[["Machine"], object]
+Steps = Mapping[int, Step]
 """What carries out an instruction, by its code."""
 
 LARGE = 1 << 20
@@ -729,72 +730,70 @@ def _appends(machine: Machine) -> None:
     _extend(machine, machine.pop_mark())
 
 
-STEPS: Steps = {
-    ord(code): step
-    for code, step in {
-        "I": _text_line(_int_line),
-        "L": _text_line(_long_line),
-        "F": _text_line(float),
-        "S": _text_line(_quoted),
-        "V": _text_as_escaped,
-        "g": _get_line,
-        "p": _put_line,
-        "d": _marked(lambda items: dict(_pairs_of(items))),
-        "P": _persistent_line,
-        "i": _instance,
-        "o": _object,
-        "2": _duplicate,
-        "\x80": Machine.check_protocol,
-        "\x95": Machine.check_frame,
-        "(": lambda machine: machine.marks.append(len(machine.stack)),
-        "0": _pop,
-        "1": Machine.pop_mark,
-        "N": _constant(None),
-        "\x88": _constant(True),  # noqa: FBT003  the value itself
-        "\x89": _constant(False),  # noqa: FBT003  the value itself
-        "J": _number("<i"),
-        "K": _number("<B"),
-        "M": _number("<H"),
-        "G": _number(">d"),
-        "\x8a": _sized("<B", _long),
-        "\x8b": _sized("<i", _long),
-        "X": _sized("<I", _text),
-        "\x8c": _sized("<B", _text),
-        "\x8d": _sized("<Q", _text),
-        "U": _sized("<B", bytes),
-        "T": _sized("<i", bytes),
-        "C": _sized("<B", bytes),
-        "B": _sized("<I", bytes),
-        "\x8e": _sized("<Q", bytes),
-        "\x96": _sized("<Q", bytes),
-        "}": _empty(dict),
-        "]": _empty(list),
-        ")": _constant(()),
-        "\x8f": _empty(list),  # a set, kept as a list: nothing is hashed
-        "t": _marked(tuple),
-        "l": _marked(list),
-        "\x91": _marked(tuple),
-        "\x85": _tuple(1),
-        "\x86": _tuple(2),
-        "\x87": _tuple(3),
-        "a": _append,
-        "e": _appends,
-        "\x90": _appends,
-        "s": _set_item,
-        "u": _set_items,
-        "c": _global,
-        "\x93": _stack_global,
-        "R": _call,
-        "\x81": _new,
-        "\x92": _call_with_names,
-        "b": _build,
-        "Q": _persistent,
-        "h": _get("<B"),
-        "j": _get("<I"),
-        "q": _put("<B"),
-        "r": _put("<I"),
-        "\x94": _memoize,
-        "\x97": lambda machine: machine.push_made(Persistent("a buffer beside the pickle")),
-        "\x98": lambda machine: machine.stack[-1],  # makes the buffer read-only
-    }.items()
+_BY_SIGN: Mapping[str, Step] = {
+    "I": _text_line(_int_line),
+    "L": _text_line(_long_line),
+    "F": _text_line(float),
+    "S": _text_line(_quoted),
+    "V": _text_as_escaped,
+    "g": _get_line,
+    "p": _put_line,
+    "d": _marked(lambda items: dict(_pairs_of(items))),
+    "P": _persistent_line,
+    "i": _instance,
+    "o": _object,
+    "2": _duplicate,
+    "\x80": Machine.check_protocol,
+    "\x95": Machine.check_frame,
+    "(": lambda machine: machine.marks.append(len(machine.stack)),
+    "0": _pop,
+    "1": Machine.pop_mark,
+    "N": _constant(None),
+    "\x88": _constant(True),  # noqa: FBT003  the value itself
+    "\x89": _constant(False),  # noqa: FBT003  the value itself
+    "J": _number("<i"),
+    "K": _number("<B"),
+    "M": _number("<H"),
+    "G": _number(">d"),
+    "\x8a": _sized("<B", _long),
+    "\x8b": _sized("<i", _long),
+    "X": _sized("<I", _text),
+    "\x8c": _sized("<B", _text),
+    "\x8d": _sized("<Q", _text),
+    "U": _sized("<B", bytes),
+    "T": _sized("<i", bytes),
+    "C": _sized("<B", bytes),
+    "B": _sized("<I", bytes),
+    "\x8e": _sized("<Q", bytes),
+    "\x96": _sized("<Q", bytes),
+    "}": _empty(dict),
+    "]": _empty(list),
+    ")": _constant(()),
+    "\x8f": _empty(list),  # a set, kept as a list: nothing is hashed
+    "t": _marked(tuple),
+    "l": _marked(list),
+    "\x91": _marked(tuple),
+    "\x85": _tuple(1),
+    "\x86": _tuple(2),
+    "\x87": _tuple(3),
+    "a": _append,
+    "e": _appends,
+    "\x90": _appends,
+    "s": _set_item,
+    "u": _set_items,
+    "c": _global,
+    "\x93": _stack_global,
+    "R": _call,
+    "\x81": _new,
+    "\x92": _call_with_names,
+    "b": _build,
+    "Q": _persistent,
+    "h": _get("<B"),
+    "j": _get("<I"),
+    "q": _put("<B"),
+    "r": _put("<I"),
+    "\x94": _memoize,
+    "\x97": lambda machine: machine.push_made(Persistent("a buffer beside the pickle")),
+    "\x98": lambda machine: machine.stack[-1],  # makes the buffer read-only
 }
+STEPS: Steps = {ord(sign): step for sign, step in _BY_SIGN.items()}

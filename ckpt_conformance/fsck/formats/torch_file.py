@@ -50,7 +50,6 @@ _PACKAGE = ".data/extern_modules"  # torch.package writes it
 _PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
-_REQUIRES_GRAD = 4  # the argument of each of _REBUILD
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
 _FROM_BYTES = Name("torch.storage", "_load_from_bytes")  # of a storage in a plain pickle
 _MOST_NESTED = 3  # files of torch in one another
@@ -466,12 +465,12 @@ def tensor_of(name: str, made: Made, records: dict[str, zips.Record]) -> Tensor:
     last = first + (extent if elements(shape) else 0)
     if last * item > nbytes:
         raise Malformed(f"it needs {last * item} bytes of {record}, which has {nbytes}")
-    if len(args) > _REQUIRES_GRAD and type(args[_REQUIRES_GRAD]) is not bool:
-        raise Malformed(f"whether it gets a gradient is {clip(args[_REQUIRES_GRAD])}, and no bool")
+    has_grad = args[4] if len(args) > 4 else False  # noqa: PLR2004  its fifth argument
+    if type(has_grad) is not bool:
+        raise Malformed(f"whether it gets a gradient is {clip(has_grad)}, and no bool")
     start = records[record].start + first * item
     steps = tuple(one * item for one in stride)
     place = (first * item, last * item, start, steps)
-    has_grad = len(args) > _REQUIRES_GRAD and args[_REQUIRES_GRAD] is True
     return Tensor(name, record, dtype, shape, *place, requires_grad=has_grad)
 
 

@@ -52,7 +52,7 @@ _PACKS = (
     r"_(?:pre|un)pack(?:_fp16|_fp16_legacy|_legacy)?"
 )
 _CALLED = "annotate unchecked_cast uninitialized int float bool str range isinstance len getattr"
-_KNOWN = {
+_KNOWN: Mapping[tuple[str, ...], re.Pattern[str]] = {
     ("torch",): re.compile(_OPERATORS.replace(" ", "|")),
     ("ops", "quantized"): re.compile(_PACKS),
     ("ops", "prim"): re.compile("NumToTensor|unchecked_cast|min|max|dtype|device"),

@@ -48,7 +48,7 @@ class Unpacker(Protocol):
 @functools.cache
 def _tools() -> tuple[Callable[[], Unpacker], type[Exception]]:
     """Find Zstandard; NotInstalled where there is none."""
-    names = ["compression.zstd"] if sys.version_info >= (3, 14) else []
+    names: list[str] = ["compression.zstd"] if sys.version_info >= (3, 14) else []
     for name in [*names, "backports.zstd"]:
         try:
             module = importlib.import_module(name)

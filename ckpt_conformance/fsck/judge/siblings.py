@@ -152,7 +152,7 @@ def kin_of(candidate: Candidate, report: Report, linked: Iterable[str], top: Whe
         return None
     is_folder = candidate.path == candidate.root
     run, _, own = str(candidate.path).rpartition("/")
-    holds = frozenset() if is_folder else _holds(candidate, report)
+    holds = frozenset[Role]() if is_folder else _holds(candidate, report)
     if step is None:
         is_whole = holds >= _RESUMABLE
         return (
@@ -229,7 +229,7 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
 def _poorer(newest: Kin, other: Kin) -> Finding | None:
     """Remark weights alone as the newest step, beside a file without a step to resume from."""
     own = next(iter(newest.files), None)
-    if newest.holds != {Role.MODEL} or own is None:
+    if newest.holds != frozenset({Role.MODEL}) or own is None:
         return None
     (name,) = other.files
     what = f"it holds a model and no optimizer; {clip(name)}, whose name has no step, holds both: "

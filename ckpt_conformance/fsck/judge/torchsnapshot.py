@@ -42,7 +42,7 @@ def snapshot_part(context: Context, base: str, names: Collection[str]) -> list[W
     by_file: dict[str, list[Stored]] = defaultdict(list)
     for stored in dict.fromkeys(snapshot.stored):
         by_file[stored.file].append(stored)
-    works = [work for name, own in sorted(by_file.items()) for work in _file(context, base, own)]
+    works = [work for _, own in sorted(by_file.items()) for work in _file(context, base, own)]
     for name in sorted(files - {torchsnapshot.METADATA, *by_file}):
         other_part(context, base + name)
     return works
