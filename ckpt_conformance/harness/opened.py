@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import msgspec
 
@@ -29,7 +29,9 @@ from ckpt_conformance.contract import installed
 from ckpt_conformance.contract.registry import PACKAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from _typeshed import StrOrBytesPath
 
 FOLDER = "opened"  # in that of the server
 LOST = "lost"  # a byte: whether a note could not be written
@@ -129,10 +131,10 @@ class Recorder:
             "os.listdir": self._lists,
             "os.scandir": self._lists,
             "ctypes.dlopen": self._loads,
-            "subprocess.Popen": lambda program, *_: self.starts(program),
+            "subprocess.Popen": self.starts,
             "os.system": self.starts_by_shell,
-            "os.exec": lambda program, *_: self.starts(program),
-            "os.posix_spawn": lambda program, *_: self.starts(program),
+            "os.exec": self.starts,
+            "os.posix_spawn": self.starts,
             "socket.connect": self._connects,
         }
 
@@ -159,7 +161,7 @@ class Recorder:
             self.busy.now = False
 
     def _opens(self, path: object, _mode: object, flags: int) -> None:
-        if not isinstance(path, str | bytes | os.PathLike):
+        if not _is_path(path):
             return  # a descriptor
         name = _absolute(path)
         if flags & MAKES and flags & WRITES:
@@ -172,23 +174,26 @@ class Recorder:
             self._note_file(_absolute(file))
 
     def _lists(self, path: object) -> None:
-        if path is None or isinstance(path, str | bytes | os.PathLike):
-            caller = sys._getframe(3).f_code.co_filename  # noqa: SLF001  of hook, of _guarded
-            kind = "modules" if caller == IMPORTS else "folder"
+        if path is None or _is_path(path):
+            # Whose call it is stands behind _guarded and hook.
+            caller = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            kind = "modules" if caller.f_code.co_filename == IMPORTS else "folder"
             self._note_file(_absolute(path or "."), kind)
 
     def _loads(self, name: object) -> None:
-        if isinstance(name, str | bytes | os.PathLike) and "/" in os.fsdecode(name):
+        if _is_path(name) and "/" in os.fsdecode(name):
             self._note_file(_absolute(name))
 
     def _connects(self, _socket: object, address: object) -> None:
         if isinstance(address, tuple):  # else it is a name of this machine
-            self._note("address", ":".join(map(str, address[:2])))
+            parts = cast("tuple[object, ...]", address)
+            self._note("address", ":".join(map(str, parts[:2])))
 
-    def starts(self, program: Any) -> None:  # noqa: ANN401  as the caller has it
+    def starts(self, program: Any, *_: object) -> None:  # noqa: ANN401  as the caller has it
         """Note a program that is started."""
         if isinstance(program, list | tuple):
-            program = program[0] if program else ""
+            words = cast("Sequence[Any]", program)
+            program = words[0] if words else ""
         if program is not None:
             self._note("program", os.fsdecode(program))
 
@@ -215,7 +220,12 @@ class Recorder:
             _close(descriptor)
 
 
-def _absolute(path: str | bytes | os.PathLike[Any]) -> str:
+def _is_path(value: object) -> TypeGuard[StrOrBytesPath]:
+    """Return whether a value names a file, and is no descriptor."""
+    return isinstance(value, str | bytes | os.PathLike)
+
+
+def _absolute(path: StrOrBytesPath) -> str:
     """Return a path from the root; links in it stay."""
     return os.path.abspath(os.fsdecode(path))  # noqa: PTH100
 

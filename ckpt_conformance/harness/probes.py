@@ -141,7 +141,7 @@ def was_held(_child: Any, gate: str) -> bool:  # noqa: ANN401  a Child
 
 def begin_exit_handlers(_child: Any) -> None:  # noqa: ANN401  a Child
     """Drop the exit handlers of the server, which the child was forked with."""
-    atexit._clear()  # noqa: SLF001  it has no public name
+    atexit._clear()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  it has no public name
 
 
 def end_as_interpreters_do(child: Any) -> None:  # noqa: ANN401  a Child
@@ -159,7 +159,7 @@ def end_at_once(_child: Any) -> None:  # noqa: ANN401  a Child
     """The same, but what a fault holds goes on only if the interpreter waits for it."""
     names: Any = vars(threading)
     names["_shutdown"]()
-    atexit._run_exitfuncs()  # noqa: SLF001  what the interpreter calls
+    atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  as above
     lifecycle.exit_now(0)
 
 

@@ -43,7 +43,7 @@ def of_adapter(server: Path, adapter: str) -> Seen:
     if edited := next((one.name for one in found.notes if _is_edited(one, found.begun)), ""):
         return Seen(why_not=f"{edited} was edited while it ran")
     notes = [note for note in found.notes if _counts(note)]
-    if why_not := next(filter(None, map(_why_not, notes)), ""):
+    if why_not := next((why for why in map(_why_not, notes) if why), ""):
         return Seen(why_not=why_not)
     if len(notes) > MOST:
         return Seen(why_not=f"it opens {len(notes):,} files")

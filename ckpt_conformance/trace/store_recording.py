@@ -125,7 +125,7 @@ def _add(made: _Made, request: StoreRequest) -> None:
 
 def _bodies(made: _Made, request: StoreRequest) -> list[bytes]:
     """Return the parts of an upload, in their order."""
-    found = []
+    found: list[bytes] = []
     for part in request.parts:
         digest = made.parts.get((request.upload, part.number, part.tag))
         if digest is None:
