@@ -53,15 +53,16 @@ def hash_tensor(tensor: torch.Tensor) -> str:
 
 def hash_leaf(value: object) -> str:
     """Hash one value that is no container."""
+    kind = type(value).__name__.encode()
     if isinstance(value, torch.Tensor):
         return hash_tensor(value)
     if isinstance(value, np.ndarray):
         return hash_bytes(b"ndarray", f"{value.dtype}{value.shape}".encode(), value.tobytes())
     if isinstance(value, np.generic):  # np.float64 is a float, and is not what a float is
-        return hash_bytes(type(value).__name__.encode(), value.dtype.str.encode(), value.tobytes())
+        return hash_bytes(kind, value.dtype.str.encode(), value.tobytes())
     if isinstance(value, float):
         return hash_bytes(b"float", struct.pack("<d", value))
-    return hash_bytes(type(value).__name__.encode(), repr(value).encode())
+    return hash_bytes(kind, repr(value).encode())
 
 
 def leaves(state: object, path: str = "") -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -319,7 +319,7 @@ class WithLarge(Plain):
         first = int(torch.randint(1 << 20, ()))
         self.register_buffer("large", torch.arange(first, first + elements, dtype=torch.int32))
         self.wide = nn.Parameter(torch.rand(WIDE) + 0.5)
-        hook: Any = self.register_state_dict_post_hook  # torch declares no types
+        hook = cast("Any", self.register_state_dict_post_hook)  # torch declares no types
         hook(large_first)
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:

@@ -308,7 +308,8 @@ class CountingSgd(OneByOne):
         mean = state.setdefault("mean", torch.zeros_like(p))
         mean.lerp_(gradient + group["weight_decay"] * p, 1 - momentum)
         state["step"] = state.get("step", 0) + 1
-        state["sizes"] = [*state.get("sizes", [])[-1:], float(gradient.float().norm())]
+        size = cast("torch.Tensor", gradient.float().norm())  # torch declares no type
+        state["sizes"] = [*state.get("sizes", [])[-1:], float(size)]
         state["skipped"] = state.get("skipped")
         rate = group["lr"] / (1 - momentum ** state["step"]) / (1 + sum(state["sizes"]))
         p.add_(mean, alpha=-rate)
