@@ -58,7 +58,8 @@ class SharesMemory(CheckpointManager):
 
     def capture(self, step: int, **parts: Any) -> Snapshot:  # noqa: ANN401
         """As a save does that ends before it returns."""
-        return super().capture(step, **{**parts, "copies": False})
+        parts["copies"] = False
+        return super().capture(step, **parts)
 
 
 @mutant(

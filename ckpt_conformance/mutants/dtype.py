@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager
+from ckpt_conformance.reference_impl.encode import is_dict, is_scalar
 from ckpt_conformance.reference_impl.trainer import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ckpt_conformance.reference_impl.encode import StateDict
 
@@ -111,8 +111,9 @@ class NestedStateIsCast(CheckpointManager):
 def _nested_cast(value: Any, dtype: torch.dtype) -> Any:
     """Cast the tensors of a list or dict; any other value is returned as it is."""
     if isinstance(value, list):
-        return [one.to(dtype) if isinstance(one, torch.Tensor) else one for one in value]
-    if isinstance(value, dict):
+        items = cast("Iterable[Any]", value)
+        return [one.to(dtype) if isinstance(one, torch.Tensor) else one for one in items]
+    if is_dict(value):
         return {k: v.to(dtype) if isinstance(v, torch.Tensor) else v for k, v in value.items()}
     return value
 
@@ -265,7 +266,7 @@ class RefusesTheOthers(AllFloatsAreAlike):
 
     def rewrite(self, value: Any) -> Any:
         """Refuse, or convert."""
-        if isinstance(value, np.generic) and not isinstance(value, float):
+        if is_scalar(value) and not isinstance(value, float):
             raise TypeError(f"a {type(value).__name__} cannot be read")
         return super().rewrite(value)
 

@@ -440,10 +440,12 @@ class KeepsWhatItServed(CheckpointManager):
 
     kept: dict[tuple[str, str], Any] | None = None
 
-    def plan_optimizer(self, opened: OpenCheckpoint, component: str, *given: Any) -> Any:
+    def plan_optimizer(
+        self, opened: OpenCheckpoint, component: str, optimizer: Any, model: Any, reads: Any
+    ) -> Any:
         """Plan; of the save that was loaded before read nothing, and give the same objects."""
         self.kept = {} if self.kept is None else self.kept
         place = (opened.manifest.save_id, component)
         if place not in self.kept:
-            self.kept[place] = super().plan_optimizer(opened, component, *given)
+            self.kept[place] = super().plan_optimizer(opened, component, optimizer, model, reads)
         return self.kept[place]

@@ -90,13 +90,15 @@ class FrozenIsLeftOut(CheckpointManager):
 class NoStateIsDamage(CheckpointManager):
     """Knows optimizers with moments."""
 
-    def plan_optimizer(self, opened: Any, component: str, *given: Any) -> Any:
+    def plan_optimizer(
+        self, opened: Any, component: str, optimizer: Any, model: Any, reads: Any
+    ) -> Any:
         """Look for state, if a schedule says that the optimizer has made a step."""
         schedules = opened.documents["extra"].get("scheduler", {}).values()
         is_trained = any(schedule.get("last_epoch") for schedule in schedules)
         if is_trained and not opened.documents["optim"][component]["state"]:
             raise CheckpointDamaged(f"the state of {component} is gone")
-        return super().plan_optimizer(opened, component, *given)
+        return super().plan_optimizer(opened, component, optimizer, model, reads)
 
 
 @mutant(
