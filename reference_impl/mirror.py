@@ -101,7 +101,7 @@ class UploadingMirror:
         """Upload nothing yet; no thread is started before the first upload."""
         self.address, self.required = address, required
         self._files: Any = None  # a filesystem of fsspec; each mirror has its own
-        self._before_file = before_file
+        self.before_file = before_file
         self._queue: queue.Queue[tuple[CheckpointReference, Manifest] | None] = queue.Queue()
         self._pending: set[tuple[CheckpointReference, str]] = set()
         self._lock = threading.Lock()
@@ -195,8 +195,8 @@ class UploadingMirror:
     def _announce(self, name: str) -> None:
         """Count a file, and call the hook of the user, if there is one, before it is sent."""
         self._announced += 1
-        if self._before_file is not None:
-            self._before_file(name)
+        if self.before_file is not None:
+            self.before_file(name)
 
     # ---- receipts ------------------------------------------------------------------------------
 

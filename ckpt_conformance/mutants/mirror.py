@@ -61,7 +61,7 @@ class Mirrors(CheckpointManager):
     def __init__(self, *given: Any, mirror: Any = None, **named: Any) -> None:  # noqa: ANN401
         """Take over the target and the hook."""
         if isinstance(mirror, DirectoryMirror):  # one at a URL stays as it is
-            mirror = self.kind(mirror.target, before_file=mirror._before_file)  # noqa: SLF001
+            mirror = self.kind(mirror.target, before_file=mirror.before_file)
         super().__init__(*given, mirror=mirror, **named)
 
 
@@ -614,5 +614,5 @@ class RemovesFirst(CheckpointManager):
     def __init__(self, *given: Any, mirror: Any = None, **named: Any) -> None:  # noqa: ANN401
         """Put a mirror of another kind in the place of one at a URL."""
         if isinstance(mirror, UrlMirror):
-            mirror = OldAwayFirst(mirror.url, before_file=mirror._before_file)  # noqa: SLF001
+            mirror = OldAwayFirst(mirror.url, before_file=mirror.before_file)
         super().__init__(*given, mirror=mirror, **named)
