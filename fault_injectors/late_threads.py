@@ -2,8 +2,9 @@
 
 Models: a scheduler that runs the caller first, which it may: a thread that is started, an item that
 a pool takes up and a thread that is woken stand until the check lets them go on, or until the
-caller waits for anything. Then all go on, or one at a time, the last one first. In a hurry the
-disk is slower than the caller's patience: a wait that has an end ends at once, in vain.
+caller waits for anything, also for a lock: the kernel says that it sleeps. Then all go on, or one
+at a time, the last one first. In a hurry the disk is slower than the caller's patience: a wait that
+has an end ends at once, in vain.
 Does not model: processes, threads of C++, a thread that never waited for a lock of Python.
 Proof: `fired`, the number of threads that stood.
 """
@@ -17,9 +18,10 @@ import threading
 import time
 from concurrent.futures import thread as pools
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fault_injectors.injector import Injector
+from ckpt_conformance.processes import lifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 ARRIVAL = 2.0  # seconds
 PATIENCE = 0.5  # seconds
+GLANCE = 0.05  # seconds between two looks at a thread
+LOOKS = round(PATIENCE / GLANCE)  # one after the other at which it sleeps: then it waits
 IN_VAIN = 1000  # waits that end at once, before the caller is taken to look again and again
 # What a pool's thread takes up, and what it runs, have no public names.
 ITEM: Any = vars(pools)["_WorkItem"]
@@ -45,11 +49,19 @@ CALLS: tuple[tuple[Any, str], ...] = (
 )
 
 
+class Standing(NamedTuple):
+    """A thread that stands, by the kernel's number, and the lock that holds it."""
+
+    turn: threading.Lock
+    thread: int
+
+
 class LateThreads(Injector):
     """Lets the thread that arms it go first, and every other one stand.
 
     Arguments: with `reverse` those that stand go on one at a time, the last one first; the next one
     does when that one ends, or waits for longer than `PATIENCE`: then it may wait for one of them.
+    Waits in calls that are not replaced, such as that for a plain lock, are seen by `LOOKS`.
     """
 
     name = "late-threads"
@@ -60,8 +72,10 @@ class LateThreads(Injector):
         super().__init__(root, journal, **given)
         self.caller = threading.get_ident()
         self.is_open = False
-        self._standing: list[Any] = []  # a lock of each
+        self._standing: list[Standing] = []
+        self._first = self._last = threading.get_native_id()  # the caller; who was let go last
         self._is_starting = False
+        self._is_looking = False
         self._hurries = False
         self._in_vain = 0
         self._book = threading.Lock()
@@ -77,6 +91,7 @@ class LateThreads(Injector):
         """Replace where threads begin, are woken, and are waited for."""
         _WATCH.begin()
         _WATCH.late = self
+        _thread.start_new_thread(self._see_waits, ())
 
     def remove(self) -> None:
         """Let all go on, and put everything back."""
@@ -128,15 +143,34 @@ class LateThreads(Injector):
 
         Only where the background is no thread of Python does nobody come.
         """
+        self._is_looking = True
         if not self.is_open and self._arrival.acquire(timeout=ARRIVAL):
             self._arrival.release()
+        self._is_looking = False
         return bool(self._standing)
+
+    def _see_waits(self) -> None:
+        """Let others go when who goes on sleeps, in whatever call, until this is removed."""
+        looks, glance = 0, _thread.allocate_lock()
+        glance.acquire()
+        while _WATCH.late is self:
+            sleeps = lifecycle.state(self._last if self.is_open else self._first) == "S"
+            is_ours = self._is_looking or self._is_starting
+            looks = looks + 1 if sleeps and not is_ours else 0
+            if looks == LOOKS:
+                looks = 0
+                if self.is_open:
+                    self._next()
+                self.let_go()
+            glance.acquire(timeout=GLANCE)
 
     def _next(self) -> None:
         """Let the next one go on; all of them, unless in reverse order."""
         with self._book:
             while self.is_open and self._standing:
-                self._standing.pop().release()
+                one = self._standing.pop()
+                self._last = one.thread
+                one.turn.release()
                 if self.reverse:
                     break
 
@@ -149,11 +183,12 @@ class LateThreads(Injector):
             if self.is_open:
                 return
             turn.acquire()
-            self._standing.append(turn)
+            self._standing.append(Standing(turn, threading.get_native_id()))
             self.calls += 1
-            if self._arrival.locked():
-                self._arrival.release()
+            is_first = self.calls == 1
         self.note("thread", threading.current_thread().name)
+        if is_first:
+            self._arrival.release()
         turn.acquire()
 
     # -- what is replaced -------------------------------------------------------------------------

@@ -156,6 +156,18 @@ def in_line(pid: int) -> float:
     return waited / 1e9
 
 
+def state(thread: int) -> str:
+    """Return the letter that the kernel has for what a thread does, such as R or S; or nothing.
+
+    A process has that of its first thread; one that has ended has none.
+    """
+    try:
+        status = Path(f"/proc/{thread}/stat").read_bytes()
+    except OSError:
+        return ""
+    return status.rpartition(b")")[2].split()[0].decode()
+
+
 def reap(pid: int = -1) -> Exit:
     """Wait for the end of a child, by default of any; raises ChildProcessError without one."""
     ended, status, usage = os.wait4(pid, 0)

@@ -24,7 +24,7 @@ import msgspec
 
 from ckpt_conformance.contract import journal, kept_trees, trees
 from ckpt_conformance.contract.journal import Fired
-from ckpt_conformance.processes import rendezvous
+from ckpt_conformance.processes import lifecycle, rendezvous
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.events import FaultArmed, FaultAsked, FaultDisarmed
 from ckpt_conformance.trace.faults import SYNCING, WRITING, CountedCall, Fault, FaultReport
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.trace.supervisor import Supervisor
 
 
+SLEEPS = {"S", "D"}  # states of a thread
 WAITS = 5  # looks without another call, at which the first thread sleeps: then it waits
 
 
@@ -141,7 +142,7 @@ class FaultSupervisor:
         """Let calls go on for which the first thread waits: it sleeps, however often one looks."""
         if not self.late or self.is_open:
             return
-        self.looks = self.looks + 1 if is_asleep(self.main) else 0
+        self.looks = self.looks + 1 if lifecycle.state(self.main) in SLEEPS else 0
         if self.looks == WAITS:
             self.let_go()
 
@@ -250,15 +251,6 @@ class FaultSupervisor:
             self.supervisor.frozen = True
         os.kill(self.main, signal.SIGKILL)
         return "none"
-
-
-def is_asleep(process: int) -> bool:
-    """Return whether the first thread of a process sleeps now; one that has ended does not."""
-    try:
-        status = Path(f"/proc/{process}/stat").read_bytes()
-    except OSError:
-        return False
-    return status.rpartition(b")")[2].split()[0] in {b"S", b"D"}
 
 
 def half(offset: int, size: int) -> int:

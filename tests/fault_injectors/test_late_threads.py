@@ -136,6 +136,18 @@ def test_who_waits_for_what_is_not_replaced_is_seen(make: Callable[..., Any]) ->
     assert late.is_open
 
 
+def test_a_caller_that_waits_for_a_plain_lock_is_seen(make: Callable[..., Any]) -> None:
+    """Nothing of it is replaced; the injector's own wait for the first thread is none."""
+    late, lock = make(), threading.Lock()
+    assert not late.await_first()
+    assert not late.is_open
+    lock.acquire()
+    by_thread(lock.release)
+    assert late.await_first()
+    assert lock.acquire(timeout=60)
+    assert late.is_open
+
+
 @pytest.mark.parametrize("how", ["join", "result", "event", "sleep"])
 def test_who_waits_lets_them_go(make: Callable[..., Any], how: str) -> None:
     """The caller never stands before what only it could let go."""
@@ -171,9 +183,11 @@ def test_the_last_one_goes_first(make: Callable[..., Any]) -> None:
     """In reverse order each ends before the next one goes on."""
     late = make(reverse=True)
     seen: list[int] = []
-    threads = [by_thread(lambda number=number: seen.append(number)) for number in range(5)]
-    while late.calls < len(threads):
-        assert late.await_first()
+    threads: list[threading.Thread] = []
+    for number in range(5):
+        threads.append(by_thread(lambda number=number: seen.append(number)))
+        while late.calls < len(threads):  # the next one is the later one only then
+            assert late.await_first()
     late.let_go()
     for thread in threads:
         thread.join()
@@ -206,6 +220,20 @@ def test_in_reverse_order_one_that_waits_lets_the_next_one_go(make: Callable[...
     for thread in threads:
         thread.join(30)
     assert first.is_set()
+
+
+def test_in_reverse_order_one_that_waits_for_a_plain_lock_is_seen(make: Callable[..., Any]) -> None:
+    """The first one, which goes on last, has to give it back."""
+    late, lock = make(reverse=True), threading.Lock()
+    lock.acquire()
+    threads = [by_thread(lock.release), by_thread(lambda: lock.acquire(timeout=60))]
+    while late.calls < len(threads):
+        assert late.await_first()
+    late.let_go()
+    threads[0].join(30)
+    assert not threads[0].is_alive()
+    threads[1].join(30)
+    assert lock.locked()
 
 
 def test_where_no_thread_begins_nobody_is_waited_for_in_vain(

@@ -55,6 +55,19 @@ class Once(ThreadManager):
         return super().save(job, step)
 
 
+@dataclass
+class Locking(ThreadManager):
+    """Lets one save go on at a time: the next one takes a lock that the thread gives back."""
+
+    lock: Any = field(default_factory=threading.Lock)
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
+        self.lock.acquire()
+        future = self.executor.submit(publish, self.path(step), packed(job))
+        future.add_done_callback(lambda _: self.lock.release())
+        return FutureSave(future)
+
+
 class Looping(ThreadManager):
     """Copies the state in an event loop, whose pool does the work; then goes on in a thread."""
 
@@ -326,6 +339,7 @@ def background(manager: type[ThreadManager], **more: Any) -> Background:  # noqa
 thread = background(ThreadManager)
 ASYNCHRONOUS = thread.capabilities | {Capability.ASYNC}
 once = background(Once, capabilities=ASYNCHRONOUS, saves_over=False)
+locking = background(Locking, capabilities=ASYNCHRONOUS)
 looping = background(Looping, capabilities=ASYNCHRONOUS)
 looping_late = background(LoopingLate, capabilities=ASYNCHRONOUS)
 aliasing = background(Aliasing)

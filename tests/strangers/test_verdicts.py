@@ -97,6 +97,7 @@ ADAPTERS = (
         for name in (
             "thread",
             "once",
+            "locking",
             "looping",
             "looping_late",
             "aliasing",
@@ -193,9 +194,9 @@ def test_a_manager_that_saves_in_a_thread_is_judged_as_what_it_is(
     assert others(found).keys() == OF_TORCH
 
 
-@pytest.mark.parametrize("name", ["once", "looping"])
+@pytest.mark.parametrize("name", ["once", "locking", "looping"])
 def test_a_save_in_the_background_is_decided(name: str, strangers: Server) -> None:
-    """Whether a step may be saved twice, and where the caller waits in an event loop of its own."""
+    """Where no step is saved twice, and where the caller waits for a lock, or in an event loop."""
     found = verdicts(f"background:{name}", strangers, *ids("CKC-ASYN"))
     # Nobody asks its thread how it ended, close neither.
     assert others(found).keys() == {"CKC-ASYN-004", "CKC-ASYN-005"}
