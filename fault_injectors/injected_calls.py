@@ -53,7 +53,7 @@ from ckpt_conformance.trace import faults
 from ckpt_conformance.trace.faults import SYNCING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
@@ -354,6 +354,16 @@ def why_not(subject: Subject, result: ProcessResult) -> Unknown:
     if is_unsupervised(result):
         return Unknown(f"this machine can't make system calls fail: {end}", cause=Cause.MACHINE)
     return control_failed(f"the child that makes system calls fail ends: {end}")
+
+
+def require_calls(
+    subject: Subject, result: ProcessResult, reports: Iterable[messages.FaultReport]
+) -> Sequence[SeenCall]:
+    """Return the calls of an operation that was watched and not hit; raises Unknown for none."""
+    calls = messages.calls_of(reports)
+    if not result.went_well or not calls:
+        raise why_not(subject, result)
+    return calls
 
 
 # -- what is left ------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Cause, NotApplicable, StoodInFor, Unknown, Violation
+from ckpt_conformance.fault_injectors import system_call
 from ckpt_conformance.harness.client import is_unsupervised
-from ckpt_conformance.harness.messages import Close, ExitKind, RunResult, whole
+from ckpt_conformance.harness.messages import Close, ExitKind, RunResult, calls_of, whole
 from ckpt_conformance.subject import resumption
 from ckpt_conformance.subject.subject import SAVES, Slot
 from ckpt_conformance.trace import faults
@@ -76,7 +77,7 @@ def require_room(subject: Subject) -> None:
         raise Unknown(f"this machine has no room: {need}; {there}", cause=Cause.MACHINE)
 
 
-def calls_of(subject: Subject) -> list[SeenCall]:
+def writes_of(subject: Subject) -> list[SeenCall]:
     """List the writes to the file that gets the large tensor, once per adapter.
 
     Raises NotApplicable where none is seen: it goes through mapped memory, or this machine can
@@ -92,17 +93,17 @@ def calls_of(subject: Subject) -> list[SeenCall]:
 
 
 def _count(subject: Subject) -> list[SeenCall]:
-    result = save(subject, [fault_injectors.spec(SYSTEM_CALL, error="kill")])
+    result = save(subject, [system_call.count()])
     if is_unsupervised(result):
         raise StoodInFor("this machine can follow no system call of a save")
     if not result.went_well:
         raise Unknown(f"the save that is to be hit ends: {subject.tell(result)}")
-    return [call for report in result.of(RunResult).faults for call in report.log]
+    return calls_of(result.of(RunResult).faults)
 
 
 def in_the_middle(subject: Subject) -> list[tuple[SeenCall, str]]:
     """Choose where to kill: inside the write in the middle; before the last one."""
-    calls = calls_of(subject)
+    calls = writes_of(subject)
     middle = max(call.offset + call.size for call in calls) // 2
     inside = next(call for call in calls if call.offset + call.size > middle)
     return [(inside, "half"), (calls[-1], "before")][: None if subject.budget == "full" else 1]
@@ -110,7 +111,7 @@ def in_the_middle(subject: Subject) -> list[tuple[SeenCall, str]]:
 
 def shortened(subject: Subject) -> list[tuple[SeenCall, Fault]]:
     """Choose writes to cut short: the last large one; at the full budget some others, too."""
-    calls = calls_of(subject)
+    calls = writes_of(subject)
     short = faults.Fault(error="short")
     log = subject.once(CALLS, lambda: _count(subject))
     numbers = {call.call: at for at, call in enumerate(short.among(log), start=1)}

@@ -26,13 +26,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.contract.journal import ChildJournal
-    from ckpt_conformance.harness.messages import Arguments
 
 
 ARRIVAL = 2.0  # seconds
 GLANCE = 0.005  # seconds between two looks
-OPENINGS, WRITES, NAMINGS = faults.OPENING, faults.WRITING, faults.NAMING
 REMOVALS = tuple(sorted(faults.REMOVING))  # for the argument `only`: calls that remove a name
+
+
+def count(*, reading: bool = False) -> Fault:
+    """Make the fault that hits no call and counts them, in the order that a kill finds them in.
+
+    With `reading` the calls that change nothing count as well.
+    """
+    return _fault(error="kill", reading=reading)
+
+
+def kill(at: int, moment: str = "before") -> Fault:
+    """Make the fault that kills the process at its N-th call: before it, half-way, or after it."""
+    return _fault(at=at, error="kill", moment=moment)
 
 
 def hold(at: int, gate: Path, *, reading: bool = False) -> Fault:
@@ -41,19 +52,21 @@ def hold(at: int, gate: Path, *, reading: bool = False) -> Fault:
     With `reading` the calls that change nothing count as well.
     """
     rendezvous.make(gate)
-    args: Arguments = {"at": at, "error": "hold", "gate": str(gate)}
-    args |= {"reading": True} if reading else {}
-    return Fault(injector=f"{__name__}:SystemCall", args=args)
+    return _fault(at=at, error="hold", gate=str(gate), reading=reading)
 
 
 def late(at: int = 1) -> Fault:
     """Make the fault that lets calls of the background wait, from the N-th on; 0 only counts."""
-    return Fault(injector=f"{__name__}:SystemCall", args={"at": at, "error": "late"})
+    return _fault(at=at, error="late")
 
 
 def kill_writer(at: int) -> Fault:
     """Make the fault that ends another process of the child at its N-th call; 0 only counts."""
-    return Fault(injector=f"{__name__}:SystemCall", args={"at": at, "error": "kill-writer"})
+    return _fault(at=at, error="kill-writer")
+
+
+def _fault(**args: Any) -> Fault:  # noqa: ANN401  JSON-plain arguments of a program
+    return Fault(injector=f"{__name__}:SystemCall", args=args)
 
 
 class SystemCall:

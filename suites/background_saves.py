@@ -27,6 +27,7 @@ from ckpt_conformance.harness.messages import (
     ExitKind,
     Run,
     Train,
+    calls_of,
 )
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.subject import Slot
@@ -123,7 +124,7 @@ def _begun(subject: Subject) -> Begun:
     return Begun(by_calls, LATE_CALLS, _background_calls(by_calls))
 
 
-def calls_of(subject: Subject) -> tuple[SeenCall, ...]:
+def calls_behind(subject: Subject) -> tuple[SeenCall, ...]:
     """Return the system calls of the background of a save; none where none can be followed."""
     return subject.once(CALLS, lambda: _count(subject))
 
@@ -136,7 +137,7 @@ def _count(subject: Subject) -> tuple[SeenCall, ...]:
 
 def _background_calls(saving: ProcessResult) -> tuple[SeenCall, ...]:
     """Return the system calls of a save that its first thread did not make."""
-    return tuple(call for report in saving.of(EndSavesResult).faults for call in report.log)
+    return tuple(calls_of(saving.of(EndSavesResult).faults))
 
 
 def _alone(subject: Subject, late: Fault, *, may_fail: bool = False) -> ProcessResult:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract import Capability, trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
@@ -20,10 +20,11 @@ from ckpt_conformance.harness.messages import (
     EndSaves,
     EndSavesResult,
     ExitKind,
-    Options,
     Run,
     Train,
+    calls_of,
 )
+from ckpt_conformance.harness.strata import OPENING
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.background_saves import (
@@ -37,7 +38,7 @@ from ckpt_conformance.suites.background_saves import (
     OLDER,
     WHOLE,
     begun_by,
-    calls_of,
+    calls_behind,
     classified,
     ends,
     error_of,
@@ -120,7 +121,8 @@ def test_a_handle_says_what_is(subject: Subject) -> None:
         _require_same_answers(subject, saving, one)
         if not one.error:
             _require_there(subject, after, legal, "wait() has returned, and the save is not there")
-    for at in sorted({1, len(calls_of(subject))} if calls_of(subject) else ()):
+    calls = calls_behind(subject)
+    for at in sorted({1, len(calls)} if calls else ()):
         subject.reset()
         _require_not_done_early(subject, system_call.late(at), during, legal)
     subject.reset()
@@ -267,20 +269,14 @@ def test_a_failed_save_costs_no_step_that_was_there(subject: Subject) -> None:
             _require_not_lost(subject, case, call)
 
 
-def _options(subject: Subject) -> Options:
-    if Capability.RETENTION in subject.info.capabilities:
-        return Options(keep_last=subject.info.min_keep)
-    return Options()
-
-
 def _counted(subject: Subject, case: Failing) -> list[SeenCall]:
     """Return the calls of a save that a full disk may hit."""
     counting = fault_injectors.spec("system-call", error="ENOSPC")
     subject.reset()
-    saving = subject.execute(*case.ops(counting), options=_options(subject))
+    saving = subject.execute(*case.ops(counting), options=subject.keeping())
     if is_unsupervised(saving):
         raise why_not(subject, saving)
-    calls = [call for report in saving.of(EndSavesResult).faults for call in report.log]
+    calls = calls_of(saving.of(EndSavesResult).faults)
     if not calls:
         raise Unknown(NO_FAILURE)
     return calls
@@ -294,7 +290,7 @@ def _chosen(subject: Subject, case: Failing) -> list[SeenCall]:
     """
     calls = _counted(subject, case)
     if case is SAME_STEP:
-        return ([call for call in calls if call.what in system_call.OPENINGS] or calls)[:1]
+        return ([call for call in calls if call.what in OPENING] or calls)[:1]
     kinds: dict[str, list[SeenCall]] = {}
     for call in calls:
         kinds.setdefault(trees.pattern(call.became or call.path), []).append(call)
@@ -309,7 +305,7 @@ def _require_not_lost(subject: Subject, case: Failing, call: SeenCall) -> None:
     legal = subject.legal(subject.golden())
     full = fault_injectors.spec("system-call", at=call.call, error="ENOSPC", persistent=True)
     subject.reset()
-    saving = subject.execute(*case.ops(full), options=_options(subject))
+    saving = subject.execute(*case.ops(full), options=subject.keeping())
     if saving.exit_kind is ExitKind.HANG:
         raise stops(subject, saving)
     resumed = subject.resume()
@@ -335,6 +331,6 @@ def _is_second(subject: Subject, resumed: ProcessResult) -> bool:
     """Return whether a load gave what the save over a step saves when nothing fails."""
     step, state = oracle.arrival(resumed)
     subject.reset()
-    subject.execute(*SAME_STEP.ops(), options=_options(subject))
+    subject.execute(*SAME_STEP.ops(), options=subject.keeping())
     expected, second = oracle.arrival(subject.resume())
     return step == expected and oracle.same(state, second, subject.holds)

@@ -21,7 +21,6 @@ from ckpt_conformance.harness.messages import (
     EndSaves,
     EndSavesResult,
     ExitKind,
-    Options,
     Perturb,
     Probe,
     Save,
@@ -40,7 +39,7 @@ from ckpt_conformance.suites.background_saves import (
     WHOLE,
     NotServed,
     begun_by,
-    calls_of,
+    calls_behind,
     classified,
     error_of,
     fails_alone,
@@ -122,13 +121,10 @@ def test_the_last_step_is_there_while_a_save_goes_on(subject: Subject) -> None:
     """
     legal = undisturbed(subject)
     subject.need(Capability.STEPS)
-    options = Options()
-    if Capability.RETENTION in subject.info.capabilities:
-        options = Options(keep_last=subject.info.min_keep)
     during = subject.scratch / "during"
     begin = BeginSave(faults=(begun_by(subject).late,))
     ops = (*up_to_newest(), begin, CopyOut(tree=str(during)), EndSaves())
-    saving = subject.execute(*ops, Close(), options=options)
+    saving = subject.execute(*ops, Close(), options=subject.keeping())
     if not saving.went_well or error_of(saving):
         raise fails_alone(subject, saving)
     outcome, resumed = resumed_from(subject, during, legal)
@@ -266,7 +262,7 @@ def test_a_process_that_ends_leaves_whole_steps(subject: Subject) -> None:
 
 def _midst(subject: Subject) -> list[int]:
     """Return numbers of background calls: behind the first at the most data, and the last one."""
-    calls = calls_of(subject)
+    calls = calls_behind(subject)
     if not calls:
         return []
     largest = max(calls, key=lambda call: call.size)

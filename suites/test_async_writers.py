@@ -18,6 +18,7 @@ from ckpt_conformance.harness.messages import (
     EndSaves,
     EndSavesResult,
     ExitKind,
+    calls_of,
 )
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
@@ -128,7 +129,7 @@ def _chosen(subject: Subject) -> list[SeenCall]:
     saving = subject.execute(*up_to_newest(), counting, EndSaves(), Close())
     if is_unsupervised(saving):
         raise why_not(subject, saving)
-    calls = [call for report in saving.of(EndSavesResult).faults for call in report.log]
+    calls = calls_of(saving.of(EndSavesResult).faults)
     if not calls:
         raise NotApplicable("no process but the job's own writes")
     if subject.budget == "full":

@@ -77,14 +77,13 @@ class Loaded:
 def _saved_while_the_clock(subject: Subject, *, goes_back: bool) -> Loaded:
     """Save some steps, the last one twice, with two to keep; load in a new process."""
     trees.clear(subject.root)
-    keep = max(subject.info.min_keep, min(2, subject.info.max_keep or 2))
     ops: list[AnyOp] = [BEGIN]
     back: list[AnyOp] = [GO_BACK] if goes_back else []
     for _ in BY_THE_CLOCK:
         ops += [Train(n=2), Save(go_on=True), *back]
     if subject.info.saves_over:
         ops += [Perturb(), Save(go_on=True), *back]
-    saving = subject.execute(*ops, Close(), options=Options(keep_last=keep))
+    saving = subject.execute(*ops, Close(), options=Options(keep_last=subject.keepable(2)))
     asked = Capability.STEPS in subject.info.capabilities
     steps = subject.execute(Steps()).of(StepsResult).steps if asked else []
     loading = subject.resume()

@@ -15,8 +15,8 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance.fault_injectors import at_rest
-from ckpt_conformance.fault_injectors.injected_calls import why_not
+from ckpt_conformance.fault_injectors import at_rest, system_call
+from ckpt_conformance.fault_injectors.injected_calls import require_calls
 from ckpt_conformance.harness.messages import (
     Call,
     Close,
@@ -24,7 +24,6 @@ from ckpt_conformance.harness.messages import (
     EmergencySave,
     EmergencySaveResult,
     ExitKind,
-    Options,
     Preempt,
     PreemptResult,
     Probe,
@@ -33,12 +32,12 @@ from ckpt_conformance.harness.messages import (
     Save,
     Train,
 )
-from ckpt_conformance.harness.strata import TAKING
 from ckpt_conformance.subject import batched_recovery, controls, oracle, worlds
 from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, Slot
 from ckpt_conformance.suites.controls import test_smoke as smoke
+from ckpt_conformance.suites.kills import kills
 from ckpt_conformance.suites.rank_saves import TWO
 
 if TYPE_CHECKING:
@@ -52,9 +51,8 @@ if TYPE_CHECKING:
 
 REGULAR, DUMPED, LATER = 2, 4, 6
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
-COUNTING = fault_injectors.spec("system-call")  # counts the calls, and hits none
 WRITERS = ("file-write", "torch-save", "rename")  # calls of a save in Python
-KILLS, CUTS = 5, 4  # at the quick budget
+KILLS, TAKING, CUTS = 5, 2, 4  # at the quick budget
 DUMPS: Slot[Dumps] = Slot("dumps that nothing disturbs")
 
 
@@ -273,17 +271,13 @@ def test_a_kill_in_a_dump_costs_the_dump_alone(subject: Subject) -> None:
     made = dumps(subject)
     calls = _calls_of_a_dump(subject)
     cases: list[tuple[str, Path]] = []
-    for call in _chosen(subject, calls):
-        for moment in ("before", "after"):
-            subject.reset()
-            trees.materialize(made.before, subject.root)
-            fault = fault_injectors.spec("system-call", at=call.call, error="kill", moment=moment)
-            killed = _dump_after_resume(subject, fault)
-            if killed.exit_kind is not ExitKind.KILLED:
-                raise Unknown(f"the kill at call {call.call} of a dump did not fire")
-            place = subject.folder / "killed-dumps" / f"{len(cases)}"
-            trees.materialize(subject.root, place)
-            cases.append((f"killed {moment} {call.what} of {call.path or '.'} in a dump", place))
+    for kill in kills(subject, calls, "a dump", taking=TAKING, quick=KILLS):
+        subject.reset()
+        trees.materialize(made.before, subject.root)
+        where = kill.seen(subject, _dump_after_resume(subject, kill.fault))
+        place = subject.folder / "killed-dumps" / f"{len(cases)}"
+        trees.materialize(subject.root, place)
+        cases.append((where, place))
     resumes(subject, legal, cases)
     if Capability.EXPLICIT_STEP in subject.info.capabilities:
         _require_regular_by_step(subject, legal, [("a whole dump", made.one), *cases])
@@ -299,21 +293,8 @@ def _calls_of_a_dump(subject: Subject) -> Sequence[SeenCall]:
     """List the system calls of a dump that nothing disturbs."""
     subject.reset()
     trees.materialize(dumps(subject).before, subject.root)
-    result = _dump_after_resume(subject, COUNTING)
-    reports = result.of(EmergencySaveResult).faults
-    if not result.went_well or not reports or not reports[0].log:
-        raise why_not(subject, result)
-    return reports[0].log
-
-
-def _chosen(subject: Subject, calls: Sequence[SeenCall]) -> list[SeenCall]:
-    """Choose calls to be killed at: those that take a name away come first."""
-    if subject.budget == "full":
-        return list(calls)
-    taking = [call for call in calls if call.what in TAKING]
-    rest = [call for call in calls if call.what not in TAKING]
-    some = subject.rng.sample(taking, min(2, len(taking)))
-    return [*some, *subject.rng.sample(rest, min(KILLS - len(some), len(rest)))]
+    result = _dump_after_resume(subject, system_call.count())
+    return require_calls(subject, result, result.of(EmergencySaveResult).faults)
 
 
 def _require_regular_by_step(
@@ -402,34 +383,24 @@ def test_a_dump_stays_until_a_later_save_is_durable(subject: Subject) -> None:
     """
     require_resumed(subject)
     legal = subject.legal(subject.golden((DUMPED, LATER)))
-    options = Options()
-    if Capability.RETENTION in subject.info.capabilities:
-        options = Options(keep_last=subject.info.min_keep)
-    counted = _later_save(subject, options, COUNTING)
-    reports = counted.of(RunResult).faults
-    if not counted.went_well or not reports or not reports[0].log:
-        raise why_not(subject, counted)
+    counted = _later_save(subject, system_call.count())
+    calls = require_calls(subject, counted, counted.of(RunResult).faults)
     if outcome_of(subject, resumed := subject.resume(), legal, LATER) is not Outcome.NEW:
         raise control_failed(f"after a save of step 6 a resume gives {subject.tell(resumed)}")
-    for call in _chosen(subject, reports[0].log):
-        for moment in ("before", "after"):
-            fault = fault_injectors.spec("system-call", at=call.call, error="kill", moment=moment)
-            killed = _later_save(subject, options, fault)
-            if killed.exit_kind is not ExitKind.KILLED:
-                raise Unknown(f"the kill at call {call.call} of a later save did not fire")
-            resumed = subject.resume()
-            outcome = outcome_of(subject, resumed, legal, DUMPED)
-            if outcome not in WHOLE:
-                message = f"killed {moment} {call.what} of {call.path or '.'} in the save of step 6"
-                evidence = subject.evidence(resumed, outcome=str(outcome))
-                raise Violation(f"{message}, a load gives {outcome}", evidence=evidence)
+    for kill in kills(subject, calls, "the save of step 6", taking=TAKING, quick=KILLS):
+        where = kill.seen(subject, _later_save(subject, kill.fault))
+        resumed = subject.resume()
+        outcome = outcome_of(subject, resumed, legal, DUMPED)
+        if outcome not in WHOLE:
+            evidence = subject.evidence(resumed, outcome=str(outcome))
+            raise Violation(f"{where}, a load gives {outcome}", evidence=evidence)
 
 
-def _later_save(subject: Subject, options: Options, fault: Fault) -> ProcessResult:
-    """Resume from the dump of step 4, and save step 6 with a fault."""
+def _later_save(subject: Subject, fault: Fault) -> ProcessResult:
+    """Resume from the dump of step 4, and save step 6 with a fault and as few to keep as can be."""
     trees.materialize(dumps(subject).one, subject.root)
     run = Run(until=LATER, save_at=(LATER,), resume=True, faults=(fault,), fault_step=LATER)
-    return subject.execute(run, options=options, seed=OTHER_SEED)
+    return subject.execute(run, options=subject.keeping(), seed=OTHER_SEED)
 
 
 # ---- several ranks -------------------------------------------------------------------------------

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
-from ckpt_conformance.fault_injectors import injected_calls, payload
-from ckpt_conformance.harness.messages import ExitKind, RunResult
+from ckpt_conformance.fault_injectors import injected_calls, payload, system_call
+from ckpt_conformance.harness.messages import ExitKind, RunResult, calls_of
 from ckpt_conformance.harness.strata import TAKING
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 OLDER, NEWEST = 2, 4
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 FIRST, SECOND = 8, 10  # kills at the full budget: of saves, and of the recovery from each
-COUNTING = fault_injectors.spec("system-call")  # counts the calls, and hits none
 TRIED = 3  # kills of a save at the quick budget, of which one is to be recovered from
 
 
@@ -80,7 +78,7 @@ class Killed:
 def judge(subject: Subject, killed: Killed, states: Mapping[int, Leaves]) -> None:
     """Kill a recovery and resume; raise Violation if more is lost than by the first kill."""
     trees.materialize(killed.folder, subject.root)
-    result = recover(subject, kill(killed.at, killed.moment))
+    result = recover(subject, system_call.kill(killed.at, killed.moment))
     if result.exit_kind is not ExitKind.KILLED:
         raise Unknown(f"the second kill did not fire: {killed.name}: {subject.tell(result)}")
     acknowledged = (OLDER, *result.steps_of("acknowledged"))
@@ -98,7 +96,9 @@ def is_lost_by_one_kill(subject: Subject, call: SeenCall, moment: str) -> bool:
     same = [counted.call for counted in log if _kind(counted) == _kind(call)]
     at = same[0] if same else log[len(log) // 2].call
     subject.materialize(subject.golden(), OLDER)
-    result = subject.run(NEWEST, (NEWEST,), faults=[kill(at, moment)], fault_step=NEWEST)
+    result = subject.run(
+        NEWEST, (NEWEST,), faults=[system_call.kill(at, moment)], fault_step=NEWEST
+    )
     if result.exit_kind is not ExitKind.KILLED:
         return False
     step, _ = oracle.arrival(subject.resume())
@@ -116,20 +116,9 @@ def _kind(call: SeenCall) -> tuple[str, str]:
     return call.what, trees.pattern(call.path)
 
 
-def kill(at: int, moment: str = "before") -> Fault:
-    """Make the fault that kills at a system call."""
-    return fault_injectors.spec("system-call", at=at, error="kill", moment=moment)
-
-
-def recover(subject: Subject, fault: Fault = COUNTING) -> ProcessResult:
-    """Resume and save step 4, with a fault armed from the resume on."""
-    return subject.run(NEWEST, (NEWEST,), resume=True, faults=[fault])
-
-
-def calls_counted(result: ProcessResult) -> Sequence[SeenCall]:
-    """Return the calls that the only fault of a run counted; none of a run that was not reached."""
-    reports = result.of(RunResult).faults
-    return reports[0].log if reports else ()
+def recover(subject: Subject, fault: Fault | None = None) -> ProcessResult:
+    """Resume and save step 4, with a fault armed from the resume on; by default calls count."""
+    return subject.run(NEWEST, (NEWEST,), resume=True, faults=[fault or system_call.count()])
 
 
 def recoveries(subject: Subject) -> list[Recovery]:
@@ -158,11 +147,8 @@ def recoveries(subject: Subject) -> list[Recovery]:
 def calls_of_save(subject: Subject) -> Sequence[SeenCall]:
     """List the system calls of a save of step 4 that nothing disturbs."""
     subject.materialize(subject.golden(), OLDER)
-    result = subject.run(NEWEST, (NEWEST,), faults=[COUNTING], fault_step=NEWEST)
-    log = calls_counted(result)
-    if not result.went_well or not log:
-        raise injected_calls.why_not(subject, result)
-    return log
+    result = subject.run(NEWEST, (NEWEST,), faults=[system_call.count()], fault_step=NEWEST)
+    return injected_calls.require_calls(subject, result, result.of(RunResult).faults)
 
 
 def _recovery(subject: Subject, at: int, stuck: list[str]) -> Recovery | None:
@@ -171,7 +157,7 @@ def _recovery(subject: Subject, at: int, stuck: list[str]) -> Recovery | None:
     A save that fails after a resume is told in `stuck`: that is the finding of CKC-ATOM-003.
     """
     subject.materialize(subject.golden(), OLDER)
-    result = subject.run(NEWEST, (NEWEST,), faults=[kill(at)], fault_step=NEWEST)
+    result = subject.run(NEWEST, (NEWEST,), faults=[system_call.kill(at)], fault_step=NEWEST)
     if result.exit_kind is not ExitKind.KILLED:
         raise Unknown(f"the kill at call {at} of a save did not fire: {subject.tell(result)}")
     folder = subject.folder / "recoveries" / str(at)
@@ -183,7 +169,7 @@ def _recovery(subject: Subject, at: int, stuck: list[str]) -> Recovery | None:
     if not counted.went_well:
         stuck.append(subject.tell(counted))
         return None
-    calls = calls_counted(counted)
+    calls = calls_of(counted.of(RunResult).faults)
     step, state = oracle.arrival(subject.resume())
     name = f"at call {at} of the save"
     return Recovery(name, folder, calls, state) if step == NEWEST and calls else None

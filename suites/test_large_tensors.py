@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
@@ -20,8 +19,8 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance.fault_injectors import at_rest, large_save, payload
-from ckpt_conformance.fault_injectors.large_save import KIND, MIB, SYSTEM_CALL, told
+from ckpt_conformance.fault_injectors import at_rest, large_save, payload, system_call
+from ckpt_conformance.fault_injectors.large_save import KIND, MIB, told
 from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
@@ -205,8 +204,7 @@ def test_a_kill_in_the_middle_of_a_large_tensor_costs_at_most_that_step(subject:
     """
     legal = subject.legal(subject.golden(kind=KIND))
     for call, moment in large_save.in_the_middle(subject):
-        fault = fault_injectors.spec(SYSTEM_CALL, at=call.call, moment=moment, error="kill")
-        died = large_save.save(subject, [fault])
+        died = large_save.save(subject, [system_call.kill(call.call, moment)])
         if died.exit_kind is not ExitKind.KILLED or not died.has_fired:
             raise Unknown(f"the kill in {told(call)} did not fire: {subject.tell(died)}")
         subject.judge(

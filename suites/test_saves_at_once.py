@@ -29,6 +29,7 @@ from ckpt_conformance.harness.messages import (
     Save,
     whole,
 )
+from ckpt_conformance.harness.strata import NAMING, WRITING
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
@@ -189,8 +190,8 @@ def _chosen(subject: Subject) -> list[Point]:
     if not any(point.fault == points.SYSTEM_CALL for point in every):
         raise Unknown("this machine can hold no system call", cause=Cause.MACHINE)
     before = [point for point in every if point.moment == "before"]
-    naming = [point for point in before if point.what in system_call.NAMINGS] or before[-1:]
-    writes = [point for point in before if point.what in system_call.WRITES] or before
+    naming = [point for point in before if point.what in NAMING] or before[-1:]
+    writes = [point for point in before if point.what in WRITING] or before
     strata = list(dict.fromkeys([writes[len(writes) // 2], naming[0], naming[-1]]))
     if not _is_full(subject):
         return strata

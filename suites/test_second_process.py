@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import (
     Cause,
@@ -34,9 +33,11 @@ from ckpt_conformance.harness.messages import (
     RunResult,
     Steps,
     StepsResult,
+    calls_of,
     whole,
 )
 from ckpt_conformance.harness.probes import gates
+from ckpt_conformance.harness.strata import NAMING
 from ckpt_conformance.subject import controls, names, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
@@ -134,7 +135,7 @@ def chosen(subject: Subject, every: Sequence[Point]) -> list[Point]:
     At the full budget others as well, that differ in what is there.
     """
     before = [point for point in every if point.moment == "before"]
-    naming = [point for point in before if point.what in system_call.NAMINGS]
+    naming = [point for point in before if point.what in NAMING]
     middle = naming[0] if naming else before[len(before) // 2]
     strata = list(dict.fromkeys([before[min(2, len(before) - 1)], middle, before[-1]]))
     if subject.budget != "full":
@@ -259,7 +260,7 @@ def _require_a_step_though_all_are_rotated(subject: Subject) -> None:
     held = [one for one in opens if own and f"{one.path}/".startswith(own)]
     if not held:
         return
-    keep = retention.fewest(subject)
+    keep = subject.info.min_keep
     saves = tuple(range(NEWEST, NEWEST + keep + 1))
     loading, saving = _save_beside_a_load(
         subject, held[0].call, saves=saves, options=Options(keep_last=keep)
@@ -330,11 +331,10 @@ def _calls_of_a_load(subject: Subject) -> list[SeenCall]:
 def _count_calls_of_a_load(subject: Subject) -> list[SeenCall]:
     """Count the calls of a load of step 2, those that read as well; raises Unknown for none."""
     subject.materialize(subject.golden(), OLDER)
-    counting = fault_injectors.spec(points.SYSTEM_CALL, error="kill", reading=True)
-    result = subject.resume(faults=(counting,))
+    result = subject.resume(faults=(system_call.count(reading=True),))
     if is_unsupervised(result):
         raise why_not(subject, result)
-    calls = [call for report in result.of(RunResult).faults for call in report.log]
+    calls = calls_of(result.of(RunResult).faults)
     if not calls or not result.went_well:
         raise control_failed(f"a load that is watched and not held: {subject.tell(result)}")
     return calls
@@ -472,7 +472,7 @@ def _by_turns(subject: Subject, *, is_open: bool = True) -> Turns:
 
     Raises NotApplicable where the other process does not save all that it should.
     """
-    keep = retention.at_most(subject, max(3, retention.fewest(subject)))
+    keep = subject.keepable(3)
     trees.clear(subject.root)
     place = Path(tempfile.mkdtemp(dir=subject.scratch))
     first, second = subject.send(_programs(subject, keep, gates(place, 2), is_open=is_open))
@@ -498,8 +498,7 @@ def _by_turns(subject: Subject, *, is_open: bool = True) -> Turns:
 
 def _programs(subject: Subject, keep: int, doors: list[str], *, is_open: bool) -> list[Program]:
     """Make the programs of the two; the second is let in once the first has saved."""
-    kept = Options(keep_last=keep) if Capability.RETENTION in subject.info.capabilities else None
-    given: dict[str, Any] = {"options": kept or Options(), "deadline": DEADLINE}
+    given: dict[str, Any] = {"options": subject.keeping(keep), "deadline": DEADLINE}
     last, begin, end = keep + 1, *doors
     meet, leave = "wait_for_the_other", "let_the_other_go"
     first: list[AnyOp] = [_saving(*range(2, last + 1)), *([] if is_open else [Close()])]

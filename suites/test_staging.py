@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import at_rest, payload, system_call
-from ckpt_conformance.fault_injectors.injected_calls import why_not
+from ckpt_conformance.fault_injectors.injected_calls import require_calls
 from ckpt_conformance.harness.messages import (
     Call,
     CallResult,
@@ -26,6 +25,7 @@ from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES, Slot
 from ckpt_conformance.suites.controls import test_smoke as smoke
+from ckpt_conformance.suites.kills import kills
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = SAVES
-KILLS, HELD, DAMAGED = 6, 3, 4  # at the quick budget
-COUNTING = fault_injectors.spec("system-call")  # counts the calls, and hits none
+KILLS, TAKING, HELD, DAMAGED = 6, 4, 3, 4  # at the quick budget
 DAMAGES = ("bit-flip", "truncate-half", "gone")
 SCENE: Slot[Scene] = Slot("a mirror, and a stale copy beside it")
 
@@ -244,40 +243,24 @@ def test_a_kill_in_a_refresh_leaves_a_whole_copy(subject: Subject) -> None:
     """
     require_staged(subject)
     made = scene(subject)
-    for call in _chosen(subject, _calls_of_a_refresh(subject, made)):
-        for moment in ("before", "after"):
-            fault = fault_injectors.spec("system-call", at=call.call, error="kill", moment=moment)
-            killed = staged(
-                subject, staging(NEWEST, refresh=True, fault=fault), begin=made.stale_root
-            )
-            if killed.exit_kind is not ExitKind.KILLED:
-                raise Unknown(f"the kill at call {call.call} of a refresh did not fire")
-            resumed, what = served(subject)
-            if what not in {"fresh", "stale"}:
-                message = f"killed {moment} {call.what} of {call.path or '.'} in a refresh"
-                raise Violation(
-                    f"{message}, a load gives {what}", evidence=subject.evidence(resumed)
-                )
+    calls = _calls(subject, refresh=True, begin=made.stale_root)
+    for kill in kills(subject, calls, "a refresh", taking=TAKING, quick=KILLS):
+        killed = staged(
+            subject, staging(NEWEST, refresh=True, fault=kill.fault), begin=made.stale_root
+        )
+        where = kill.seen(subject, killed)
+        resumed, what = served(subject)
+        if what not in {"fresh", "stale"}:
+            raise Violation(f"{where}, a load gives {what}", evidence=subject.evidence(resumed))
 
 
-def _calls_of_a_refresh(subject: Subject, made: Scene) -> Sequence[SeenCall]:
-    """List the system calls of a refresh that nothing disturbs."""
-    counted = staged(subject, staging(NEWEST, refresh=True, fault=COUNTING), begin=made.stale_root)
-    reports = counted.of(CallResult).faults
-    if not counted.went_well or not reports or not reports[0].log:
-        raise why_not(subject, counted)
-    return reports[0].log
-
-
-def _chosen(subject: Subject, calls: Sequence[SeenCall]) -> list[SeenCall]:
-    """Choose calls: those that give or take a name first, of the rest some."""
-    if subject.budget == "full":
-        return list(calls)
-    names = {*system_call.NAMINGS, *system_call.REMOVALS}
-    naming = [call for call in calls if call.what in names]
-    rest = [call for call in calls if call not in naming]
-    some = subject.sample(naming, quick=KILLS - 2)
-    return [*some, *subject.sample(rest, quick=max(KILLS - len(some), 0))]
+def _calls(
+    subject: Subject, *, refresh: bool = False, begin: Path | None = None
+) -> Sequence[SeenCall]:
+    """List the system calls of a stage of step 4 that nothing disturbs."""
+    stage = staging(NEWEST, refresh=refresh, fault=system_call.count())
+    counted = staged(subject, stage, begin=begin)
+    return require_calls(subject, counted, counted.of(CallResult).faults)
 
 
 @check("CKC-STAG-005")
@@ -291,11 +274,7 @@ def test_two_processes_that_stage_at_once_are_both_right(subject: Subject) -> No
     """
     require_staged(subject)
     made = scene(subject)
-    counted = staged(subject, staging(NEWEST, fault=COUNTING))
-    reports = counted.of(CallResult).faults
-    if not counted.went_well or not reports or not reports[0].log:
-        raise why_not(subject, counted)
-    for call in subject.sample(reports[0].log, quick=HELD):
+    for call in subject.sample(_calls(subject), quick=HELD):
         results = _at_once(subject, made, call)
         resumed, what = served(subject)
         told = [subject.tell(result) for result in results if result.error or result.code]

@@ -118,9 +118,14 @@ def steps_of(events: Iterable[Event], name: StepEventName) -> list[int]:
     return [event.step for event in events if isinstance(event, StepEvent) and event.event == name]
 
 
+def hits(events: Iterable[Event]) -> list[Fired]:
+    """Return the calls that faults have hit, in order."""
+    return [event for event in events if isinstance(event, Fired)]
+
+
 def has_fired(events: Iterable[Event]) -> bool:
     """Return whether a fault has hit a call."""
-    return any(isinstance(event, Fired) for event in events)
+    return bool(hits(events))
 
 
 # ---- the journal of one child --------------------------------------------------------------------

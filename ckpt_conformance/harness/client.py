@@ -145,6 +145,11 @@ class ProcessResult:
         return journal.steps_of(self.events, event)
 
     @property
+    def hits(self) -> list[journal.Fired]:
+        """The calls that faults have hit, in order, as the journal says."""
+        return journal.hits(self.events)
+
+    @property
     def has_fired(self) -> bool:
         """Whether a fault has hit a call, as the journal says."""
         return journal.has_fired(self.events)

@@ -9,7 +9,7 @@ not a verdict. A bundle keeps programs as they were sent.
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from msgspec import structs
@@ -19,6 +19,9 @@ from ckpt_conformance.contract.registry import Refusal
 from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.trace import vector_clocks
 from ckpt_conformance.workload import values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 T = TypeVar("T")
 Leaves = values.Leaves
@@ -100,6 +103,11 @@ class FaultReport(Message, frozen=True):
     fired: int = 0
     log: tuple[SeenCall, ...] = ()
     unsupported: tuple[UnsupportedCall, ...] = ()
+
+
+def calls_of(reports: Iterable[FaultReport]) -> list[SeenCall]:
+    """Return the calls that injectors counted, in the order of their reports."""
+    return [call for report in reports for call in report.log]
 
 
 # ---- operations ------------------------------------------------------------------------------

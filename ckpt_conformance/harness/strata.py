@@ -11,20 +11,20 @@ from enum import StrEnum, auto
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.trace.faults import OPENING, READING, REMOVING, SYNCING, WRITING
+from ckpt_conformance.trace import faults
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 FOLDERS = frozenset({"mkdir", "mkdirat", "rmdir"})  # is no folder yet, or no more
-NAMING = frozenset({"rename", "renameat", "renameat2", "link", "linkat"})
-TAKING = REMOVING | NAMING  # may take a name away from what has it
+OPENING, WRITING, NAMING = faults.OPENING, faults.WRITING, faults.NAMING
+TAKING = faults.REMOVING | NAMING  # may take a name away from what has it
 SORTS = {
-    "data": WRITING | READING | OPENING,  # who can't open a file can't write it either
-    "sync": SYNCING,
+    "data": WRITING | faults.READING | OPENING,  # who can't open a file can't write it either
+    "sync": faults.SYNCING,
     "name": NAMING,
-    "remove": REMOVING,
+    "remove": faults.REMOVING,
 }
 SORT_OF = {call: sort for sort, calls in SORTS.items() for call in calls}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import structs
 
-from ckpt_conformance.contract import DEFAULT_KIND, trees
+from ckpt_conformance.contract import DEFAULT_KIND, Capability, trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     CrashSummary,
@@ -24,6 +24,7 @@ from ckpt_conformance.harness.messages import (
     ExitKind,
     JobSpec,
     OptionNotImplementedError,
+    Options,
     PayloadSamplesResult,
     Program,
     ReadPayloadSamples,
@@ -172,6 +173,17 @@ class Subject:
         if lacking:
             msg = f"the adapter does not declare {', '.join(lacking)}"
             raise NotApplicable(msg)
+
+    def keepable(self, number: int) -> int:
+        """Return how many checkpoints to keep where a number is wanted: as near as it can keep."""
+        most = self.info.max_keep
+        return max(self.info.min_keep, number if most is None else min(number, most))
+
+    def keeping(self, number: int = 1) -> Options:
+        """Return options that keep so many, as near as it can; none where it rotates nothing."""
+        if Capability.RETENTION not in self.info.capabilities:
+            return Options()
+        return Options(keep_last=self.keepable(number))
 
     @property
     def rng(self) -> random.Random:

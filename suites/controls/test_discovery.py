@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.contract import Capability, trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     NotApplicable,
@@ -27,7 +27,6 @@ from ckpt_conformance.harness.messages import (
     Load,
     LoadResult,
     Materialize,
-    Options,
     Perturb,
     Probe,
     ReadLeaves,
@@ -642,17 +641,13 @@ def _beside_a_save(subject: Subject, later: int) -> tuple[ProcessResult, Process
     subject.materialize(subject.golden())
     redate = probe("redate", times=probes.times_of(subject.root), later=later)
     begin, end = probes.gates(subject.scratch / f"{later} s later", 2)
-    keep = max(subject.info.min_keep, min(2, subject.info.max_keep or 2))
-    kept = (
-        Options(keep_last=keep) if Capability.RETENTION in subject.info.capabilities else Options()
-    )
     saves = (Run(resume=True, until=6, save_at=(6,), go_on=True), Close(go_on=True))
     meet, leave = "wait_for_the_other", "let_the_other_go"
     look = (Steps(go_on=True), Fresh(), Load(go_on=True))
     meanwhile = (probe(meet, gate=begin), probe(leave, gate=begin), probe(meet, gate=end))
     reader = subject.program(*look, *meanwhile, *look, probe(leave, gate=end), deadline=DEADLINE)
     ops = (probe("stand", gate=begin), *saves, redate, probe("stand", gate=end))
-    writer = subject.program(*ops, rank=1, options=kept, deadline=DEADLINE)
+    writer = subject.program(*ops, rank=1, options=subject.keeping(2), deadline=DEADLINE)
     looked, saved = subject.send([reader, writer])
     return looked, saved
 

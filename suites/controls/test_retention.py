@@ -31,6 +31,7 @@ from ckpt_conformance.harness.messages import (
     RunResult,
     Steps,
     StepsResult,
+    calls_of,
     whole,
 )
 from ckpt_conformance.subject import batched_recovery, by_name, controls, names, oracle
@@ -95,17 +96,6 @@ def trouble(subject: Subject, result: ProcessResult) -> Unknown:
     )
 
 
-def fewest(subject: Subject) -> int:
-    """Return how many checkpoints to keep where one is wanted: some managers keep at least two."""
-    return subject.info.min_keep
-
-
-def at_most(subject: Subject, number: int) -> int:
-    """Return how many checkpoints to keep where a number is wanted, and no more can be kept."""
-    most = subject.info.max_keep
-    return number if most is None else min(number, most)
-
-
 def keeping(subject: Subject, number: int) -> int:
     """Return the number to keep; raises NotApplicable where the manager never keeps so many."""
     most = subject.info.max_keep
@@ -126,10 +116,10 @@ def filled(subject: Subject) -> tuple[int, tuple[int, ...]]:
 
     Raises NotApplicable where more steps than one had to be saved before step 2.
     """
-    more = fewest(subject) - 1
+    more = subject.info.min_keep - 1
     if more > 1:
         keeping(subject, 2)
-    return fewest(subject), tuple(range(1, 1 + more))
+    return subject.info.min_keep, tuple(range(1, 1 + more))
 
 
 def fresh(subject: Subject) -> None:
@@ -312,7 +302,7 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     the smallest number. Then save steps of which one has the digits of another, so that the shorter
     goes first; the job is the same until the last of them, so what they hold may be kept once.
     """
-    keep = at_most(subject, max(3, fewest(subject)))
+    keep = subject.keepable(3)
     saved = rotating(subject, 13, tuple(range(1, 13)), keep, watch=True)
     steps = left(subject, saved)
     if not smoke.are_newest(saved, steps, range(1, 13), keep):
@@ -329,7 +319,7 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     if min(counts[12] - counts[6], counts[18] - counts[12]) >= GROWTH:
         evidence = {f"names after {saves} saves": counts[saves] for saves in sorted(counts)}
         raise Violation("rotation leaves parts of what it deleted", evidence=evidence)
-    if fewest(subject) < keep:
+    if subject.info.min_keep < keep:
         _require_fewest(subject)
     if subject.info.shape == "manager":
         lost = rotation_orders.require_no_loss_by_a_save_over(subject, keep)
@@ -363,7 +353,7 @@ def _is_fan_out(names: Collection[str]) -> bool:
 
 def _require_fewest(subject: Subject) -> None:
     """Raise Violation unless the fewest that can be kept are exactly the newest."""
-    keep = fewest(subject)
+    keep = subject.info.min_keep
     fresh(subject)
     saved = rotating(subject, keep + 3, tuple(range(1, keep + 3)), keep)
     steps = left(subject, saved)
@@ -450,7 +440,7 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
         lay(golden)
         mirror = str(subject.scratch / "mirror") if "mirror" in whose else None
         before, content = there(subject), kept_trees.fingerprint(subject.root)
-        options = Options(keep_last=fewest(subject), mirror=mirror)
+        options = Options(keep_last=subject.info.min_keep, mirror=mirror)
         result = subject.run(1, (1,), options=options, then=ASK)
         refused = 1 in result.steps_of("failed") and result.error and result.error.message.strip()
         if refused and kept_trees.fingerprint(subject.root) == content:
@@ -487,7 +477,7 @@ def just_saved(subject: Subject, whose: str, before: list[str]) -> dict[str, obj
     after = there(subject)
     evidence: dict[str, object] = {
         "directory before": f"steps 2 and 4 of {whose}: {', '.join(before[:8])}",
-        "save": f"step 1 with keep_last={fewest(subject)}, acknowledged",
+        "save": f"step 1 with keep_last={subject.info.min_keep}, acknowledged",
         "names deleted": [name for name in before if name not in after][:8],
         "names added": [name for name in after if name not in before][:8],
     }
@@ -508,7 +498,7 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     foreign = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
     names.age(subject.root)
     before = {name: _stamp(subject.root / name) for name in foreign}
-    result = rotating(subject, 6, (2, 4, 6), fewest(subject), then=[Close()])
+    result = rotating(subject, 6, (2, 4, 6), subject.info.min_keep, then=[Close()])
     if not result.went_well:
         raise trouble(subject, result)
     gone = [name for name in foreign if before[name] != _stamp(subject.root / name)]
@@ -518,7 +508,7 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     listed = trees.listing(subject.root)
     copied = subject.scratch / "copied"
     trees.copy(subject.root, copied)
-    keep = fewest(subject)
+    keep = subject.info.min_keep
     rotating(subject, 6, (6,), keep, resume=True, root=copied, then=[Close()])
     gone = [
         name for name, entry in listed.items() if trees.listing(subject.root).get(name) != entry
@@ -599,8 +589,7 @@ def _removals(subject: Subject, saves: tuple[int, ...], keep: int | None) -> tup
         raise why_not(subject, counted)
     if not counted.went_well:
         raise trouble(subject, counted)
-    faults = counted.of(RunResult).faults
-    return tuple(call.path for report in faults for call in report.log)
+    return tuple(call.path for call in calls_of(counted.of(RunResult).faults))
 
 
 def _removing(at: int, spare: tuple[str, ...] = ()) -> Fault:
@@ -710,7 +699,7 @@ def _lost_beside(
     for step in leftovers:
         planted += names.plant_incomplete(subject.root, step_names, step)
         names.age(subject.root)
-    result = rotating(subject, 5, (5,), fewest(subject), then=[Close()])
+    result = rotating(subject, 5, (5,), subject.info.min_keep, then=[Close()])
     if 5 not in result.steps_of("begun"):  # noqa: PLR2004  the step that is saved
         raise trouble(subject, result)
     due = 5 if 5 in result.steps_of("acknowledged") else 4  # noqa: PLR2004  the steps that were saved
@@ -726,7 +715,7 @@ def _lost_beside(
     if _serves(subject, legal, due):
         return {}
     return {
-        "save": f"step 5 with keep_last={fewest(subject)}: {subject.tell(result)}",
+        "save": f"step 5 with keep_last={subject.info.min_keep}: {subject.tell(result)}",
         "planted": planted[:8],
         "names after it": after[:8] or "none is left",
         "lost": f"step {due}, which was acknowledged",
@@ -761,7 +750,7 @@ def test_checkpoints_of_another_run_stay(subject: Subject) -> None:
     names.require_step_names(golden, 4)
     only_steps(subject, golden)
     before = trees.listing(subject.root)
-    result = rotating(subject, 8, (6, 8), fewest(subject), then=[Close()])
+    result = rotating(subject, 8, (6, 8), subject.info.min_keep, then=[Close()])
     if not result.went_well:
         raise trouble(subject, result)
     after = trees.listing(subject.root)

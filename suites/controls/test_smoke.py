@@ -162,7 +162,7 @@ def _explicit_step(subject: Subject) -> None:
 
 def _retention(subject: Subject) -> None:
     trees.clear(subject.root)
-    keep = max(min(2, subject.info.max_keep or 2), subject.info.min_keep)
+    keep = subject.keepable(2)
     saves = tuple(range(2, 2 * keep + 4, 2))
     result = subject.run(saves[-1], saves, options=Options(keep_last=keep), then=[Close()])
     kept = subject.steps() if "steps" in subject.info.capabilities else list(saves[-keep:])
