@@ -22,10 +22,10 @@ from ckpt_conformance.harness.messages import (
     EndSavesResult,
     ExitKind,
     Perturb,
-    Probe,
     Save,
     Train,
 )
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.background_saves import (
@@ -76,11 +76,6 @@ def begun(saving: ProcessResult) -> list[int]:
     """Return the steps of the saves that were begun, of `three`."""
     results = zip(ALL[1:], saving.all_of(BeginSaveResult), strict=False)
     return [step for step, result in results if not result.error]
-
-
-def probe(name: str, **args: str) -> Probe:
-    """Make a probe of `harness.probes`."""
-    return Probe(probe=f"ckpt_conformance.harness.probes:{name}", args=args)
 
 
 @check("CKC-ASYN-001")

@@ -26,12 +26,12 @@ from ckpt_conformance.harness.messages import (
     ExitKind,
     Preempt,
     PreemptResult,
-    Probe,
     Run,
     RunResult,
     Save,
     Train,
 )
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import batched_recovery, controls, oracle, worlds
 from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
@@ -421,7 +421,7 @@ def test_ranks_that_stop_apart_have_dumped_nothing(subject: Subject) -> None:
         "the first rank dumps alone": (EmergencySave(ranks=(0,)),),
         "the second rank dumps alone": (EmergencySave(ranks=(1,)),),
         "one rank dumps step 4 and the other step 5": (
-            Probe(probe="ckpt_conformance.harness.probes:count", args={"step": 5}, ranks=(1,)),
+            probe("count", step=DUMPED + 1, ranks=(1,)),
             EmergencySave(),
         ),
     }

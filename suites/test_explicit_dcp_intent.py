@@ -25,7 +25,6 @@ from ckpt_conformance.harness.messages import (
     LoadResult,
     Options,
     Perturb,
-    Probe,
     ReadLeaves,
     Run,
     RunResult,
@@ -34,6 +33,7 @@ from ckpt_conformance.harness.messages import (
     Train,
     whole,
 )
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
@@ -455,7 +455,7 @@ def _load_texts(
 
     The manager is open when the child enters a directory, before each load.
     """
-    move = Probe(probe="ckpt_conformance.harness.probes:enter", args={"folder": str(enter)})
+    move = probe("enter", folder=str(enter))
     ops: list[AnyOp] = [Steps(go_on=True)]
     for text in texts:
         load = Call(method="load_path", args=("$job", text), go_on=True)

@@ -22,13 +22,13 @@ from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
     Perturb,
-    Probe,
     ProbeResult,
     Run,
     RunResult,
     Save,
     whole,
 )
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.harness.strata import NAMING, WRITING
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
@@ -78,7 +78,7 @@ class AtOnce:
     @property
     def trees_seen(self) -> list[dict[str, str]]:
         """Digests of the files before the second save, and after it."""
-        return [one.value for one in self.second.all_of(ProbeResult) if one.value]
+        return [x.value for x in self.second.all_of(ProbeResult) if isinstance(x.value, dict)]
 
     @property
     def is_passed_over(self) -> bool:
@@ -207,15 +207,15 @@ def _beside(subject: Subject, point: Point, step: int) -> AtOnce:
     held = system_call.hold(point.at, gate)
     given: dict[str, Any] = {"faults": (held,), "fault_step": NEWEST, "go_on": True}
     save = Run(until=NEWEST, save_at=(OLDER, NEWEST), **given)
-    was_held = _probe("was_held", gate=str(gate))
+    was_held = probe("was_held", gate=str(gate), go_on=True)
     first = subject.program(save, Close(go_on=True), was_held, deadline=DEADLINE)
     ops: list[AnyOp] = [
-        _probe("wait_for_the_other", gate=str(gate)),
-        _probe("tree"),
-        _probe("let_the_other_go_once_waiting", gate=str(gate)),
+        probe("wait_for_the_other", gate=str(gate), go_on=True),
+        probe("tree", go_on=True),
+        probe("let_the_other_go_once_waiting", gate=str(gate), go_on=True),
         *_saving(step),
-        _probe("tree"),
-        _probe("let_the_other_go", gate=str(gate)),
+        probe("tree", go_on=True),
+        probe("let_the_other_go", gate=str(gate), go_on=True),
         Run(until=step + 1, watch=True, go_on=True),
         Close(go_on=True),
     ]
@@ -241,10 +241,6 @@ def _states(result: ProcessResult, step: int) -> dict[int, Leaves]:
     """Return the state that was saved, as the first training step after the save met it."""
     last = result.all_of(RunResult)[-1]
     return {step: whole(last.states[step])} if step in last.states else {}
-
-
-def _probe(name: str, **args: str) -> Probe:
-    return Probe(probe=f"ckpt_conformance.harness.probes:{name}", args=args, go_on=True)
 
 
 def _load(subject: Subject, one: AtOnce, step: int) -> ProcessResult:

@@ -27,7 +27,6 @@ from ckpt_conformance.harness.messages import (
     Fresh,
     Options,
     Perturb,
-    Probe,
     ProbeResult,
     Run,
     RunResult,
@@ -36,7 +35,7 @@ from ckpt_conformance.harness.messages import (
     calls_of,
     whole,
 )
-from ckpt_conformance.harness.probes import gates
+from ckpt_conformance.harness.probes import gates, probe
 from ckpt_conformance.harness.strata import NAMING
 from ckpt_conformance.subject import controls, names, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
@@ -152,7 +151,7 @@ def beside(subject: Subject, point: Point, *, is_let_go: bool = False) -> Beside
     held = system_call.hold(point.at, gate)
     given: dict[str, Any] = {"faults": (held,), "fault_step": NEWEST, "go_on": True}
     save = Run(until=NEWEST, save_at=(OLDER, NEWEST), **given)
-    first = subject.program(save, _probe("was_held", gate=str(gate)), Close(), deadline=DEADLINE)
+    first = subject.program(save, probe("was_held", gate=str(gate)), Close(), deadline=DEADLINE)
     ops = looks(subject, gate, is_let_go=is_let_go)
     second = subject.program(*ops, rank=1, seed=OTHER_SEED, deadline=DEADLINE)
     saving, other = subject.send([first, second])
@@ -164,22 +163,18 @@ def beside(subject: Subject, point: Point, *, is_let_go: bool = False) -> Beside
     return Beside(point, saving, other, after, is_let_go)
 
 
-def _probe(name: str, **args: str) -> Probe:
-    return Probe(probe=f"ckpt_conformance.harness.probes:{name}", args=args)
-
-
 def looks(subject: Subject, gate: Path, *, is_let_go: bool) -> list[AnyOp]:
     """List what the second process does, from when the first is held to when it may go on."""
     capable, is_manager = subject.info.capabilities, subject.info.shape == "manager"
-    ops: list[AnyOp] = [_probe("wait_for_the_other", gate=str(gate)), _probe("tree")]
+    ops: list[AnyOp] = [probe("wait_for_the_other", gate=str(gate)), probe("tree")]
     if is_let_go:
-        ops.append(_probe("let_the_other_go_once_waiting", gate=str(gate)))
+        ops.append(probe("let_the_other_go_once_waiting", gate=str(gate)))
     if Capability.STEPS in capable:
         ops.append(Steps(go_on=True))
     ops.append(Run(resume=True, stop_after=0, go_on=True))
     if Capability.EXPLICIT_STEP in capable and is_manager:
         ops += [Close(go_on=True), Fresh(), Run(resume=OLDER, stop_after=0, go_on=True)]
-    return [*ops, Close(go_on=True), _probe("tree"), _probe("let_the_other_go", gate=str(gate))]
+    return [*ops, Close(go_on=True), probe("tree"), probe("let_the_other_go", gate=str(gate))]
 
 
 def answers_are_whole(subject: Subject, one: Beside, legal: Mapping[int, Leaves]) -> None:
@@ -353,15 +348,15 @@ def _save_beside_a_load(
     subject.materialize(subject.golden(), OLDER)
     held = system_call.hold(call, gate, reading=True)
     load = Run(resume=True, stop_after=0, faults=(held,), go_on=True)
-    ops = (load, _probe("was_held", gate=str(gate)), Close())
+    ops = (load, probe("was_held", gate=str(gate)), Close())
     reader = subject.program(*ops, seed=OTHER_SEED, deadline=DEADLINE)
-    once_waiting = _probe("let_the_other_go_once_waiting", gate=str(gate))
+    once_waiting = probe("let_the_other_go_once_waiting", gate=str(gate))
     saving_ops: tuple[AnyOp, ...] = (
-        _probe("wait_for_the_other", gate=str(gate)),
+        probe("wait_for_the_other", gate=str(gate)),
         *([once_waiting] if is_let_go else []),
         Run(until=max(saves), save_at=saves, go_on=True),
         Close(go_on=True),
-        _probe("let_the_other_go", gate=str(gate)),
+        probe("let_the_other_go", gate=str(gate)),
     )
     writer = subject.program(*saving_ops, rank=1, deadline=DEADLINE, options=options)
     loading, saving = subject.send([reader, writer])
@@ -502,14 +497,14 @@ def _programs(subject: Subject, keep: int, doors: list[str], *, is_open: bool) -
     last, begin, end = keep + 1, *doors
     meet, leave = "wait_for_the_other", "let_the_other_go"
     first: list[AnyOp] = [_saving(*range(2, last + 1)), *([] if is_open else [Close()])]
-    first += [_probe(meet, gate=begin), _probe(leave, gate=begin), _probe(meet, gate=end)]
-    first += [_saving(last + 2), Close(go_on=True), _probe(leave, gate=end)]
+    first += [probe(meet, gate=begin), probe(leave, gate=begin), probe(meet, gate=end)]
+    first += [_saving(last + 2), Close(go_on=True), probe(leave, gate=end)]
     over = subject.info.saves_over
-    second: list[AnyOp] = [_probe("stand", gate=begin), Run(until=1), Perturb()]
+    second: list[AnyOp] = [probe("stand", gate=begin), Run(until=1), Perturb()]
     second += [_saving(last, last + 1) if over else _saving(last + 1)]
     if over:
         second += [Fresh(), Run(until=2), Perturb(), _saving(last + 1)]
-    second += [Close(go_on=True), _probe("stand", gate=end)]
+    second += [Close(go_on=True), probe("stand", gate=end)]
     return [subject.program(*first, **given), subject.program(*second, rank=1, **given)]
 
 

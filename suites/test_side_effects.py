@@ -29,6 +29,7 @@ from ckpt_conformance.harness.messages import (
     Train,
     whole,
 )
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
@@ -280,7 +281,7 @@ def _require_after_damage(subject: Subject, around: Probe) -> None:
     load = (around, Load(go_on=True), around)
     ways = {
         "a load beside a damaged newest step": spoil(subject),
-        "a load of damaged steps": Probe(probe="ckpt_conformance.harness.probes:scribble"),
+        "a load of damaged steps": probe("scribble"),
     }
     for what, damage in ways.items():
         subject.materialize(subject.golden())
@@ -299,8 +300,7 @@ def spoil(subject: Subject) -> Probe:
     changed = [name for name in new if old.get(name) != new[name] and (folder / name).is_file()]
     sizes = {name: (folder / name).stat().st_size for name in changed}
     file = max(sizes, key=lambda name: sizes[name])
-    args = {"file": file, "offset": sizes[file] // 2}
-    return Probe(probe="ckpt_conformance.harness.probes:flip", args=args)
+    return probe("flip", file=file, offset=sizes[file] // 2)
 
 
 @check("CKC-SIDE-011")

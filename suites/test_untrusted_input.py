@@ -13,6 +13,7 @@ from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import at_rest, crafted
 from ckpt_conformance.harness.messages import ExitKind, Fresh, Materialize, Probe, Run, RunResult
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, Slot
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 RESUME = Run(resume=True, stop_after=0, go_on=True)
 NEEDED: Slot[list[str]] = Slot("files without which the newest step is not given")
-RESEAL = "ckpt_conformance.harness.probes:reseal"
 FIRE = "ckpt_conformance.fault_injectors.crafted:fire"
 NEWEST = 4
 GIB = 1 << 30
@@ -280,8 +280,8 @@ def _reseal(subject: Subject, folders: Sequence[Path]) -> None:
     A folder that is beyond it stays as it is.
     """
     if Capability.RESEAL in subject.info.capabilities:
-        args = {"folders": [str(folder) for folder in folders], "step": NEWEST}
-        result = subject.execute(Probe(probe=RESEAL, args=args))
+        places = [str(folder) for folder in folders]
+        result = subject.execute(probe("reseal", folders=places, step=NEWEST))
         if not result.went_well:
             raise Unknown(f"reseal did not come to its end: {subject.tell(result)}")
 

@@ -1,4 +1,4 @@
-"""Small things that a child does for a check, by `op_probe`."""
+"""Small things that a child does for a check, by `op_probe`; `probe` asks for one of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from typing import Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint
+from ckpt_conformance.harness.messages import Probe
 from ckpt_conformance.processes import lifecycle, rendezvous
 
 SECOND = 1_000_000_000  # nanoseconds
+
+
+def probe(
+    name: str,
+    *,
+    go_on: bool = False,
+    ranks: tuple[int, ...] | None = None,
+    **args: object,
+) -> Probe:
+    """Make the operation that runs a function of this module in the child; no probe itself."""
+    return Probe(probe=f"{__name__}:{name}", args=args, go_on=go_on, ranks=ranks)
 
 
 def enter(_child: Any, folder: str) -> None:  # noqa: ANN401  a Child
@@ -121,9 +133,9 @@ def wait_for_the_other(_child: Any, gate: str) -> None:  # noqa: ANN401  a Child
     rendezvous.enter(Path(gate))
 
 
-def let_the_other_go(_child: Any, gate: str) -> None:  # noqa: ANN401  a Child
-    """Let the child go on that is held."""
-    rendezvous.leave(Path(gate))
+def let_the_other_go(_child: Any, gate: str) -> bool:  # noqa: ANN401  a Child
+    """Let the child go on that is held; return whether it went before, as this one waited."""
+    return rendezvous.leave(Path(gate))
 
 
 def let_the_other_go_once_waiting(_child: Any, gate: str) -> None:  # noqa: ANN401  a Child

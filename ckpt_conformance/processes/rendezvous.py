@@ -51,13 +51,14 @@ def enter(folder: Path) -> None:
     _pass(folder / ENTRY, os.O_RDONLY)
 
 
-def leave(folder: Path) -> None:
-    """Let the other one go on, unless that was done."""
+def leave(folder: Path) -> bool:
+    """Let the other one go on, unless that was done; return whether it was."""
     try:
         (folder / LEFT).touch(exist_ok=False)
     except FileExistsError:
-        return
+        return True
     _pass(folder / EXIT, os.O_WRONLY)
+    return False
 
 
 def leave_once_waiting(folder: Path) -> None:

@@ -18,7 +18,7 @@ from ckpt_conformance.harness.messages import (
     Steps,
     StepsResult,
 )
-from ckpt_conformance.suites.controls import test_discovery as discovery
+from ckpt_conformance.harness.probes import probe
 
 if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import AnyOp
@@ -31,7 +31,7 @@ ASK = (Close(), Steps())  # a manager may still be deleting: to close it is to w
 
 def saved_as(step: int) -> tuple[AnyOp, ...]:
     """Return how a job of one step more is saved under a number."""
-    return discovery.probe("reach", step=step), Save(go_on=True)
+    return probe("reach", step=step), Save(go_on=True)
 
 
 def require_no_loss_by_a_save_over(subject: Subject, keep: int) -> Violation | None:
@@ -91,9 +91,9 @@ def _saved_alike(
     """
     trees.clear(subject.root)
     first, *others, last = ALIKE
-    same = [op for step in others for op in (discovery.probe("count", step=step), Save())]
-    ops = [discovery.probe("reach", step=first), Save(), *same]
-    ops += [discovery.probe("reach", step=last), Save()]
+    same = [op for step in others for op in (probe("count", step=step), Save())]
+    ops = [probe("reach", step=first), Save(), *same]
+    ops += [probe("reach", step=last), Save()]
     listed = subject.execute(*ops, *ASK, options=options).of(StepsResult).steps
     if Capability.EXPLICIT_STEP not in subject.info.capabilities:
         return listed, kept

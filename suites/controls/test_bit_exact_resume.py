@@ -18,7 +18,6 @@ from ckpt_conformance.harness.messages import (
     ExitKind,
     LeavesResult,
     Load,
-    Probe,
     ProbeResult,
     ReadLeaves,
     RunResult,
@@ -27,6 +26,7 @@ from ckpt_conformance.harness.messages import (
     TrainResult,
     whole,
 )
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES
@@ -325,8 +325,8 @@ def test_live_state_does_not_alias_the_file(subject: Subject) -> None:
     """
     resumption.arrive(subject)
     subject.materialize(subject.golden())
-    scribble = Probe(probe="ckpt_conformance.harness.probes:scribble")
-    result = subject.execute(Load(), ReadLeaves(), scribble, ReadLeaves(), seed=OTHER_SEED)
+    ops = (Load(), ReadLeaves(), probe("scribble"), ReadLeaves())
+    result = subject.execute(*ops, seed=OTHER_SEED)
     before, after = (result.of(LeavesResult, index).leaves for index in (0, 1))
     if not result.of(ProbeResult).value:
         raise Unknown(f"no byte was overwritten: {subject.tell(result)}")

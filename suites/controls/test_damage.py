@@ -18,11 +18,11 @@ from ckpt_conformance.harness.messages import (
     Load,
     LoadResult,
     Materialize,
-    Probe,
     ReadLeaves,
     Train,
     whole,
 )
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject import names as step_names
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
@@ -129,8 +129,7 @@ def never_served_after_a_load(subject: Subject) -> None:
     place = max((one for one in places if one.component != GENERATORS), key=_length, default=None)
     if place is None:
         return
-    args = {"file": place.file, "offset": place.offset + place.length // 2}
-    flip = Probe(probe="ckpt_conformance.harness.probes:flip", args=args)
+    flip = probe("flip", file=place.file, offset=place.offset + place.length // 2)
     first, second = _loaded_twice(subject, flip)
     if first is None or second in (None, first):
         return

@@ -38,6 +38,7 @@ from ckpt_conformance.harness.messages import (
     Train,
     whole,
 )
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, names, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
@@ -65,11 +66,6 @@ POWERS = (9, 10, 99, 100)
 DRAWN = {"loader", "rng", "gradients"}  # what the first batch after a load changes
 # Where a padding of three, six or eight digits ends; who counts tokens comes beyond the last one.
 WIDER = (999, 1_000, 999_999, 1_000_000, 99_999_999, 100_000_000)
-
-
-def probe(name: str, **args: object) -> Probe:
-    """Return the operation that runs a function of `harness.probes` in the child."""
-    return Probe(probe=f"ckpt_conformance.harness.probes:{name}", args=args)
 
 
 def judge(

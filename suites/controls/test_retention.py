@@ -34,6 +34,7 @@ from ckpt_conformance.harness.messages import (
     calls_of,
     whole,
 )
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import batched_recovery, by_name, controls, names, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
@@ -658,7 +659,7 @@ def _require_no_slot_for_what_is_cut(subject: Subject) -> None:
     files = sorted({n for one in cut for n in (one, *at_rest.copies_of(subject.root, one))})
     options = Options(keep_last=keeping(subject, 2))
     save = Run(until=10, save_at=(10,))
-    half = discovery.probe("cut", files=files)
+    half = probe("cut", files=files)
     result = subject.execute(Steps(), half, save, Close(), options=options)
     if not result.went_well:
         raise trouble(subject, result)
