@@ -48,7 +48,7 @@ def test_who_waits_for_a_lock_lets_the_other_go(tmp_path: Path) -> None:
         rendezvous.enter(gate)
         rendezvous.leave_once_waiting(gate)
         fcntl.flock(asked, fcntl.LOCK_EX)
-        rendezvous.leave(gate)  # was done
+        assert rendezvous.leave(gate)  # was done
         standing.join()
 
 
@@ -65,7 +65,7 @@ def test_who_does_not_wait_lets_nobody_go(tmp_path: Path) -> None:
     rendezvous.enter(gate)
     rendezvous.leave_once_waiting(gate)
     done.append(f"second looks, {sum(range(100_000))}")
-    rendezvous.leave(gate)
+    assert not rendezvous.leave(gate)
     standing.join()
     assert done[-1] == "first goes on"
     assert len(done) == 2

@@ -87,6 +87,13 @@ HEADED: dict[str, set[str]] = {
     "log_uncovered": {"CKC-CORR-001", "CKC-CORR-008"},
     "log_mended": set(),
 }
+# A stage that waits for another process's is let wait, where the kernel shows that it does.
+LOCKED = {
+    "flock": Verdict.PASS,
+    "sleeps": Verdict.PASS,
+    "unseen": Verdict.UNKNOWN,
+    "unlocked": Verdict.VIOLATION,
+}
 # Both refuse what is damaged; one has changed half of the job by then.
 NUMBERED: dict[str, set[str]] = {"first": set(), "each": {"CKC-CORR-007"}}
 ADAPTERS = (
@@ -123,6 +130,7 @@ ADAPTERS = (
     *(f"headed:{name}" for name in (*HEADED, "twins")),
     *(f"hasty:{name}" for name in HASTY),
     *(f"numbered:{name}" for name in NUMBERED),
+    *(f"mirroring:{name}" for name in LOCKED),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     *("by_times:make", "by_times:either"),
     "drawing:make",
@@ -287,6 +295,13 @@ def test_who_waits_for_a_lock_is_not_disturbed(adapter: str, strangers: Server) 
     needs_library(adapter)
     (outcome,) = verdicts(adapter, strangers, "CKC-SIDE-012")["CKC-SIDE-012"]
     assert outcome.verdict is Verdict.PASS, outcome.reason
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_who_waits_for_a_stage_of_another_process_may(name: str, strangers: Server) -> None:
+    """Whoever is held has the lock; whoever waits for it in a way of its own tells nothing."""
+    (outcome,) = verdicts(f"mirroring:{name}", strangers, "CKC-STAG-005")["CKC-STAG-005"]
+    assert outcome.verdict is LOCKED[name], outcome.reason
 
 
 def needs_library(adapter: str) -> None:

@@ -1,0 +1,176 @@
+"""Managers that copy each step to a mirror and bring it back, one process at a time, under a lock.
+
+The lock is waited for in the kernel, by sleeps, or in a way that shows the kernel nothing; one has
+none. The mirror has a file for each step, with an empty one that says that it is there, or one file
+for all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from databases import DamagedError, packed, unpack
+from step_files import StepFiles, sync
+
+from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckpt_conformance.contract import OpenOptions, TrainingJob
+
+    Wait = Callable[[int], object]  # until the lock of a descriptor is one's own
+
+DIGEST = 32  # bytes
+A_MOMENT = 0.01  # seconds
+
+
+def sealed(content: bytes) -> bytes:
+    """Return the bytes of a step with their digest before them."""
+    return hashlib.sha256(content).digest() + content
+
+
+def opened(content: bytes) -> bytes:
+    """Return the bytes of a step; raises DamagedError where the digest is of others."""
+    if hashlib.sha256(content[DIGEST:]).digest() != content[:DIGEST]:
+        raise DamagedError("the step is not as it was saved")
+    return content[DIGEST:]
+
+
+def poll(descriptor: int, rest: Callable[[float], object]) -> None:
+    """Ask for the lock again and again."""
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        rest(A_MOMENT)
+
+
+WAYS: dict[str, Wait] = {
+    "flock": lambda descriptor: fcntl.flock(descriptor, fcntl.LOCK_EX),
+    "sleeps": lambda descriptor: poll(descriptor, time.sleep),
+    "unseen": lambda descriptor: poll(descriptor, threading.Event().wait),
+    "none": lambda _: None,
+}
+
+
+@dataclass
+class Mirroring(StepFiles):
+    """A file for each step here and in the mirror; what is read is verified, unless it is trusted.
+
+    Work in progress has one name, so it needs the lock.
+    """
+
+    mirror: Path
+    way: str = "flock"
+    trusts: bool = False
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            WAYS[self.way](descriptor)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        content = sealed(packed(job))
+        with self.locked():
+            self.publish(step, content)
+        if self.mirror != self.root:
+            self.mirror.mkdir(exist_ok=True)
+            self.put(step, content)
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        wanted = self.wanted(step)
+        content = self.path(wanted).read_bytes()
+        unpack(job, content[DIGEST:] if self.trusts else opened(content))
+        return wanted
+
+    def stage(self, step: int, refresh: bool, kind: str | None) -> None:  # noqa: FBT001  as asked
+        if kind is not None:
+            raise ValueError(f"there is one format, and none of kind {kind}")
+        with self.locked():
+            if refresh or step not in self.steps():
+                content = self.get(step)
+                if not self.trusts:
+                    opened(content)
+                self.publish(step, content)
+
+    def put(self, step: int, content: bytes) -> None:
+        """Write the file of a step into the mirror, and then the empty one that says so."""
+        copy = Mirroring(self.mirror, self.mirror)
+        copy.publish(step, content)
+        self.mark(step).touch()
+        sync(self.mirror)
+
+    def get(self, step: int) -> bytes:
+        """Read the file of a step in the mirror; raises FileNotFoundError where nothing says so."""
+        self.mark(step).stat()
+        return Mirroring(self.mirror, self.mirror).path(step).read_bytes()
+
+    def mark(self, step: int) -> Path:
+        return self.mirror / f"done-{step}"
+
+
+@dataclass
+class Pooled(Mirroring):
+    """The mirror is one file, in which each save puts its record behind the others."""
+
+    def put(self, step: int, content: bytes) -> None:
+        there = self.pool.read_bytes() if self.pool.exists() else b""
+        draft = self.pool.with_suffix(".draft")
+        head = step.to_bytes(8, "little") + len(content).to_bytes(8, "little")
+        draft.write_bytes(there + head + content)
+        sync(draft)
+        draft.replace(self.pool)
+        sync(self.mirror)
+
+    def get(self, step: int) -> bytes:
+        pool, at = self.pool.read_bytes(), 0
+        while at + 16 <= len(pool):
+            found, size = (int.from_bytes(pool[at + n : at + n + 8], "little") for n in (0, 8))
+            if found == step:
+                return pool[at + 16 : at + 16 + size]
+            at += 16 + size
+        raise FileNotFoundError(f"step {step} is not in {self.pool}")
+
+    @property
+    def pool(self) -> Path:
+        return self.mirror / "pool"
+
+
+@dataclass(frozen=True)
+class Adapter(AdapterBase):
+    kind: type[Mirroring] = Mirroring
+    way: str = "flock"
+    trusts: bool = False
+
+    def open(self, root: Path, options: OpenOptions) -> Mirroring:
+        return self.kind(root, Path(options.mirror or root), self.way, self.trusts)
+
+
+def make(kind: type[Mirroring] = Mirroring, way: str = "flock", *, trusts: bool = False) -> Adapter:
+    able = {Capability.STEPS, Capability.EXPLICIT_STEP, Capability.MIRROR, Capability.STAGE}
+    return Adapter(
+        name="mirroring",
+        version="1",
+        capabilities=frozenset(able),
+        holds=EVERYTHING,
+        kind=kind,
+        way=way,
+        trusts=trusts,
+    )
+
+
+flock, sleeps, unseen, unlocked = (make(way=way) for way in WAYS)
+pooled = make(Pooled)
+trusting, pooled_trusting = make(trusts=True), make(Pooled, trusts=True)
