@@ -12,11 +12,12 @@ import torch
 from stopped import PATIENCE, Place, place
 from test_fsck_stopped import sparse
 
-from ckpt_conformance.fsck.formats import pickles
+from ckpt_conformance.fsck.formats import pickles, torchscript
 from ckpt_conformance.fsck.source.clock import Clock
 from ckpt_conformance.fsck.source.findings import OutOfTime
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ["place"]
@@ -106,13 +107,24 @@ def test_a_store_that_never_answers(words: tuple[str, ...], place: Place) -> Non
     assert "--timeout is used up" in (place.folder / "err").read_text()
 
 
-def test_a_pickle_that_takes_too_long_to_be_followed() -> None:
+@pytest.fixture
+def no_time() -> Iterator[None]:
+    """A file was opened, and all of its time is used up."""
     Clock(file=0.0).opened("data.pkl")
-    try:
-        with pytest.raises(OutOfTime, match="--file-timeout"):
-            pickles.load(b"\x80\x04" + b"N0" * 2000 + b"N.", ())
-    finally:
-        Clock().opened("")
+    yield
+    Clock().opened("")
+
+
+@pytest.mark.usefixtures("no_time")
+def test_a_pickle_that_takes_too_long_to_be_followed() -> None:
+    with pytest.raises(OutOfTime, match="--file-timeout"):
+        pickles.load(b"\x80\x04" + b"N0" * 2000 + b"N.", ())
+
+
+@pytest.mark.usefixtures("no_time")
+def test_torchscript_that_takes_too_long_to_be_parsed_is_not_unsafe() -> None:
+    with pytest.raises(OutOfTime, match="--file-timeout"):
+        list(torchscript.problems({"code/__torch__.py": b"class C(Module):\n  a : int\n"}))
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "1e99"])

@@ -19,6 +19,7 @@ sys.path.insert(0, str(HERE))
 
 import fuzz_inputs  # noqa: E402  beside this file
 import fuzz_judge  # noqa: E402
+import fuzz_late  # noqa: E402
 import fuzz_minimize  # noqa: E402
 import fuzz_mutator  # noqa: E402
 import fuzz_seeds  # noqa: E402
@@ -69,6 +70,14 @@ def test_what_libraries_wrote_breaks_no_rule(
     broken = {name: keys(judge, fuzz_inputs.Input(name)) for name in seeds.names}
     assert {name: found for name, found in broken.items() if found} == {}
     assert judge.counts.states.keys() >= {"whole", "unsafe", "unknown"}
+
+
+def test_a_file_whose_time_runs_out_is_unknown(seeds: fuzz_inputs.Seeds, tmp_path: Path) -> None:
+    """Whatever its format, and wherever its reader is then."""
+    disk = fuzz_inputs.Disk(tmp_path, seeds)
+    mild = [name for name in seeds.names if not name.startswith("unsafe")]
+    late = {name: [*fuzz_late.problems(disk.put(fuzz_inputs.Input(name)))] for name in mild}
+    assert {name: found for name, found in late.items() if found} == {}
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -25,7 +25,7 @@ from ckpt_conformance.fsck.formats.pickles import Asked
 from ckpt_conformance.fsck.formats.torch_file import SCRIPT, Stream, grown, read_stream, stream_of
 from ckpt_conformance.fsck.formats.written_names import judge_names
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
-from ckpt_conformance.fsck.source.findings import Kind, Malformed, TooLarge
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, OutOfTime, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _look(file: Readable, length: int, layer: _Layer) -> Stream | None:
     return stream
 
 
-def _not_looked_into(error: TooLarge) -> Stream:
+def _not_looked_into(error: NotRead) -> Stream:
     return Stream(Asked(), is_legacy=False, problem=str(error), is_limit=True, is_archive=True)
 
 
@@ -192,7 +192,10 @@ def _zipped(file: Readable, length: int, layer: _Layer) -> Iterator[Stream | Non
                 yield _of_member(archive, member, layer)
     except TooLarge as error:
         yield _not_looked_into(error)
-    except UNREADABLE:
+    except OutOfTime:
+        if layer.depth:
+            raise
+    except (*UNREADABLE, Malformed):
         return
 
 
@@ -210,7 +213,9 @@ def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, layer: _Layer)
             return None if is_raw and stream and not stream.asked.names else stream
     except TooLarge as error:
         return _not_looked_into(error)
-    except UNREADABLE:
+    except OutOfTime:
+        raise
+    except (*UNREADABLE, Malformed):
         return None
 
 
@@ -240,12 +245,16 @@ def _tar(
 ) -> Stream | None:
     """Return what the members of a tar archive ask for; one of torch's is not read as a whole."""
     names, streams = set[str](), list[Stream | None]()
-    with _tar_errors():
-        for _, member in zip(range(_MOST_MEMBERS), archive, strict=False):
-            names.add(member.name)
-            opened = archive.extractfile(member) if member.isreg() else None
-            if opened:
-                streams.append(look(opened, member.size))
+    try:
+        with _tar_errors():
+            for _, member in zip(range(_MOST_MEMBERS), archive, strict=False):
+                names.add(member.name)
+                opened = archive.extractfile(member) if member.isreg() else None
+                if opened:
+                    streams.append(look(opened, member.size))
+    except OutOfTime as error:  # whose archive it is may be said by a member that was not read
+        asked = (_together(iter(streams)) or _not_looked_into(error)).asked
+        return Stream(asked, is_legacy=False, problem=str(error), is_limit=True)
     stream = _together(iter(streams))
     if not names & _OF_TORCH:
         return stream and replace(stream, is_archive=True)
@@ -260,6 +269,8 @@ def _in_place(opened: IO[bytes], size: int, layer: _Layer) -> Stream | None:
         return _look(whole, size, layer.inner()) if size >= 0 else None
     except TooLarge as error:
         return _not_looked_into(error)
+    except OutOfTime:
+        raise
     except Malformed:
         return None
 
@@ -277,7 +288,7 @@ def _tar_errors() -> Generator[None]:
     """Take an archive that the standard library cannot read on for one that ends there."""
     try:
         yield
-    except TooLarge:
+    except NotRead:
         raise
-    except (tarfile.TarError, ValueError, EOFError):
+    except (tarfile.TarError, Malformed, ValueError, EOFError):
         pass

@@ -15,7 +15,7 @@ from ckpt_conformance.fsck.formats import pickles
 from ckpt_conformance.fsck.formats.foreign import HDF5, read_hdf5
 from ckpt_conformance.fsck.formats.zarr import item_size
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
-from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
+from ckpt_conformance.fsck.source.findings import Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import clip, count, is_dict, is_list, is_tuple
 
@@ -59,8 +59,6 @@ def members(file: Readable, length: int) -> list[Member]:
         with zipfile.ZipFile(WholeFile(file, length)) as archive:
             found = archive.infolist()
             _check_end(file, length - len(archive.comment), len(found))
-    except Malformed:
-        raise
     except UNREADABLE as error:
         raise Malformed(f"it is no zip archive: {str(error)[:200]}") from None
     if len(found) > _MOST_MEMBERS:
@@ -109,6 +107,8 @@ def _problem(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
             check_objects(head)
         if head.startswith(HDF5):
             read_hdf5(io.BytesIO(head), got)
+    except NotRead:
+        raise
     except Malformed as error:
         return str(error)
     if expected is not None and expected != got:

@@ -167,8 +167,6 @@ def _check_digest(body: Json, digest: str, data: bytes) -> None:
         if blake3 is not None and blake3(_canonical(body)).hexdigest() != digest:
             raise Malformed("it does not match its own digest: edited, or damaged")
     except (ValueError, RecursionError) as error:
-        if isinstance(error, Malformed):
-            raise
         raise Malformed(f"it holds what its writer never writes: {str(error)[:200]}") from None
 
 

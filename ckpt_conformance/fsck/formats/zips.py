@@ -280,6 +280,8 @@ def _descriptor(file: Readable, at: int, listed: _Listed, name: str) -> int:
     for layout in (_LARGE, _SMALL):
         try:
             fields = layout.unpack(exactly(file, at, layout.size))
+        except NotRead:
+            raise
         except Malformed:
             continue
         if fields == expected:

@@ -98,6 +98,9 @@ def _code(context: Context, name: str, form: Format) -> None:
             whole = WholeFile(file, context.folder.size(name))
             with zipfile.ZipFile(whole) as archive:
                 found = [*_CODE[form](archive)]
+    except Malformed as error:
+        context.refuse(name, error)
+        return
     except UNREADABLE as error:
         context.report.say(Kind.DAMAGED, name, f"it cannot be read: {str(error)[:200]}")
         return

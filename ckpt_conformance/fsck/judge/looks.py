@@ -16,10 +16,12 @@ from ckpt_conformance.fsck.source.findings import (
     Finding,
     Kind,
     Malformed,
+    OutOfTime,
     Report,
     Topic,
 )
 from ckpt_conformance.fsck.source.source import DEEPEST, exactly
+from ckpt_conformance.fsck.source.sums import unreadable
 from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
 
 def no_archive(folder: Folder, name: str, bad: Finding) -> list[Finding]:
     """Judge a file that is no archive; `bad` says so, where it holds no pickle either."""
-    stream = _stream_of(folder, name)
+    try:
+        stream = _stream_of(folder, name)
+    except OutOfTime as error:  # nobody knows whether it is one of another format
+        return [unreadable(name, error)]
     if stream is None:
         return [bad]
     found = _names_of(name, stream)
@@ -117,7 +122,11 @@ def empty_part(context: Context, base: str, names: Collection[str]) -> list[Work
 def look(context: Context, name: str) -> torch_file.Stream | None:
     """Report what a load of a file that nobody judges may run."""
     _look_at_script(context, name)
-    stream = _stream_of(context.folder, name)
+    try:
+        stream = _stream_of(context.folder, name)
+    except OutOfTime as error:
+        context.refuse(name, error)
+        return None
     if stream is None:
         return None
     unsafe = [
@@ -152,6 +161,8 @@ def _stream_of(folder: Folder, name: str) -> torch_file.Stream | None:
             if stream is None and name.lower().endswith(yaml_tags.ENDINGS):
                 stream = _of_yaml(file, size)
             return stream
+    except OutOfTime:
+        raise
     except (OSError, Malformed):
         return None
 

@@ -30,7 +30,7 @@ from ckpt_conformance.fsck.formats import (
 )
 from ckpt_conformance.fsck.formats.safetensors_file import read_index
 from ckpt_conformance.fsck.layouts import names as written
-from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.findings import Malformed, OutOfTime
 from ckpt_conformance.fsck.source.places import folder_at
 from ckpt_conformance.fsck.source.remote import Url
 from ckpt_conformance.fsck.source.source import DEEPEST, EntryKind, Unreachable, in_threads
@@ -247,7 +247,7 @@ def _by_first_bytes(folder: Folder, name: str) -> Format | None:
     try:
         with folder.open(name) as file:
             head = file.read(8)
-    except (PermissionError, Unreachable):
+    except (PermissionError, Unreachable, OutOfTime):
         # The part is judged, and that it cannot be read is a finding then.
         return Format.TORCH if is_maybe else None
     except (OSError, Malformed):

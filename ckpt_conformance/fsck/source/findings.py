@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.sums import Sums
 
 
-class Malformed(ValueError):  # noqa: N818  it describes bytes; for the program it is no error
+class Malformed(Exception):  # noqa: N818  it describes bytes; for the program it is no error
     """Bytes that no save wrote. The one exception that the parsers of this package raise.
+
+    It is no ValueError: who catches those of a library would take `OutOfTime` for one of them.
 
     Attributes:
         start, end: the bytes of the file that it is about, where that is known.

@@ -129,8 +129,6 @@ def parse_any_json(data: bytes) -> object:
     except RecursionError:
         raise Malformed("JSON that is nested deeper than any save writes") from None
     except ValueError as error:
-        if isinstance(error, Malformed):
-            raise
         if not isinstance(error, json.JSONDecodeError):  # Python's own limit of digits
             raise Malformed("a number of JSON with more digits than any save writes") from None
         raise Malformed(f"no JSON: {str(error)[:200]}") from None
