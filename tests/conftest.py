@@ -16,6 +16,7 @@ import pytest
 # What tests of several rooms share; here and not in an ini file, for a session without one, too.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+import warm_servers
 from browser import CHROMIUM, Browser
 
 if TYPE_CHECKING:
@@ -32,10 +33,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure() -> None:
-    """Let signals reach what tests start: a shell's background job ignores Ctrl-C, nohup a HUP."""
+    """Let signals reach what tests start: a shell's background job ignores Ctrl-C, nohup a HUP.
+
+    And let the servers that tests start be forks of one that is warm.
+    """
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, None)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual or signal.SIG_DFL)
+    warm_servers.use()
 
 
 def pytest_collection_finish() -> None:

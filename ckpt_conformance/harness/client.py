@@ -9,7 +9,7 @@ import socket
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TextIO, TypeVar
 
 from msgspec import structs
 
@@ -24,7 +24,7 @@ from ckpt_conformance.trace import notify
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.contract.journal import StepEventName
     from ckpt_conformance.harness.messages import AnyResult, Error, Result
@@ -214,7 +214,7 @@ class Server:
         self.refused = answer.refused  # adapter -> why it can't be used
 
     def _start(self, adapters: tuple[str, ...], reach: str) -> subprocess.Popen[str]:
-        """Start the server's process: a session of its own, which prints one line when ready."""
+        """Start the server's process, with settings that its children do not see."""
         pages = {} if LARGE_PAGES.keys() & os.environ.keys() else LARGE_PAGES
         server = ("ckpt_conformance.harness.server", "--owner", str(os.getpid()))
         command = [
@@ -228,14 +228,7 @@ class Server:
         temporary.mkdir()
         environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(temporary)} | pages
         environment |= devices.hidden(os.environ)
-        return subprocess.Popen(  # noqa: S603  our own module
-            command,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            env=environment,
-            text=True,
-            start_new_session=True,
-        )
+        return launch(command, environment, self.log)
 
     def close(self) -> None:
         """Stop it and remove its folder."""
@@ -253,6 +246,20 @@ class Server:
     def __exit__(self, *_: object) -> None:
         """Stop."""
         self.close()
+
+
+def launch(
+    command: Sequence[str], environment: Mapping[str, str], log: TextIO
+) -> subprocess.Popen[str]:
+    """Start a server's process: a session of its own, which prints one line when ready."""
+    return subprocess.Popen(  # noqa: S603  our own module
+        command,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=environment,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def _first_answer(line: str) -> Ready | NotReady | None:

@@ -9,6 +9,7 @@ in a fork of this server, and those of `exec` in an interpreter of the child's o
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import os
@@ -108,8 +109,9 @@ def _try_both(name: str, owner: int) -> Trial:
     return structs.replace(anew, isolation="exec")
 
 
+@functools.cache
 def warm_up() -> None:
-    """Import torch with its lazy parts, and train two tiny jobs."""
+    """Import torch with its lazy parts, and train two tiny jobs; once in a process."""
     import torch
 
     for part in ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"):

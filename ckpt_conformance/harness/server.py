@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import gc
 import os
+import select
 import selectors
 import socket
 import sys
@@ -30,6 +31,7 @@ from ckpt_conformance.workload import devices
 
 SYSTEM_CALLS = "ckpt_conformance.fault_injectors.system_call:SystemCall"  # hit by a supervisor
 AT_MOST = 20  # times its deadline: so long a child may live on a busy machine
+IDLE = 60.0  # seconds that it waits at most before it looks at its children's deadlines again
 MANY = 40  # children after which huge pages are worth half a second of the server's time
 
 
@@ -66,12 +68,14 @@ class Server:
         self.owners: dict[int, Running] = {}  # by pidfd
         self.begun = 0  # children, ever
         self.is_packed = False  # into huge pages
+        self.is_wanted = True  # by its owner
 
-    def serve(self, watch: int) -> None:
-        """Serve until the process `watch` is gone; then nothing is left behind."""
-        while os.getppid() == watch:
-            due = min((when for when, _ in self.deadlines.values()), default=time.monotonic() + 1.0)
-            for key, _ in self.selector.select(max(0.0, min(1.0, due - time.monotonic()))):
+    def serve(self, owner: int) -> None:
+        """Serve until the process of the descriptor `owner` has ended; nothing is left behind."""
+        self.selector.register(owner, selectors.EVENT_READ, self._owner_ended)
+        while self.is_wanted:
+            due = min((when for when, _ in self.deadlines.values()), default=float("inf"))
+            for key, _ in self.selector.select(max(0.0, min(IDLE, due - time.monotonic()))):
                 key.data(key.fileobj)
             for descriptor, (when, pid) in list(self.deadlines.items()):
                 if time.monotonic() > when:
@@ -79,6 +83,9 @@ class Server:
         for _, pid in self.deadlines.values():
             lifecycle.kill_group(pid)
         orphans.sweep([], 0)
+
+    def _owner_ended(self, _: int) -> None:
+        self.is_wanted = False
 
     def _end_if_due(self, descriptor: int, pid: int) -> None:
         """Kill a child that has had its time; what it stood in line for a CPU it still has."""
@@ -234,10 +241,12 @@ def main() -> None:
     arguments = parser.parse_args()
     for variable in arguments.own_setting:  # of this interpreter alone, not of what it starts
         os.environ.pop(variable, None)
+    owner = None
     try:
-        _serve(arguments)
+        owner = os.pidfd_open(arguments.owner)
+        _serve(arguments, owner)
     finally:
-        if os.getppid() != arguments.owner:
+        if owner is None or select.select([owner], [], [], 0)[0]:
             _remove_what_is_left(Path(arguments.socket).parent)
 
 
@@ -248,8 +257,8 @@ def _remove_what_is_left(folder: Path) -> None:
         scratch.remove_left(path)
 
 
-def _serve(arguments: argparse.Namespace) -> None:
-    """Import what was named, say so, and serve until the owner is gone."""
+def _serve(arguments: argparse.Namespace, owner: int) -> None:
+    """Import what was named, say so, and serve until the process of `owner` is gone."""
     gc.disable()  # it would walk the growing heap for a fifth of the time that the imports take
     channel = os.fdopen(os.dup(1), "w")  # ours alone: what an adapter prints goes to the log
     os.dup2(2, 1)
@@ -261,7 +270,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         warm_up()
         if arguments.opened:
             opened.install(Path(arguments.socket).parent)
-        preloaded = preload(arguments.adapters, os.pidfd_open(arguments.owner))
+        preloaded = preload(arguments.adapters, owner)
         server = Server(arguments.socket, preloaded)
     except Exception as error:  # noqa: BLE001  the client prints it
         _say(channel, NotReady(error=f"{type(error).__name__}: {error}"))
@@ -269,7 +278,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     gc.freeze()  # a child's collector need not walk, and so copy, the pages of what was imported
     gc.enable()
     _say(channel, Ready(refused=preloaded.refused))
-    server.serve(arguments.owner)
+    server.serve(owner)
 
 
 if __name__ == "__main__":

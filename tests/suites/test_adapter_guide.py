@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import warm_servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,11 +55,14 @@ def guide(repository: Path) -> str:
     return (repository / "docs" / "adapter-guide.md").read_text(encoding="utf-8")
 
 
-def run(line: str, folder: Path) -> str:
-    """Run a command on one processor: half the work, since `certify` then starts no workers."""
+def run(line: str, folder: Path, *first: Path) -> str:
+    """Run a command on one processor: half the work, since `certify` then starts no workers.
+
+    Programs are looked for in the folders `first` before others.
+    """
     processor = random.choice(sorted(os.sched_getaffinity(0)))  # noqa: S311
     line = f"taskset -c {processor} bash -c {shlex.quote(line)}"
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    programs = os.pathsep.join(map(str, (*first, Path(sys.executable).parent, os.environ["PATH"])))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         ["bash", "-c", line],
@@ -72,14 +76,17 @@ def run(line: str, folder: Path) -> str:
     return done.stdout + progress.sub("", done.stderr).strip()
 
 
-def test_the_tutorial_does_what_it_says(guide: str, tmp_path: Path) -> None:
+def test_the_tutorial_does_what_it_says(
+    guide: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Write each file, run each command, compare what it prints; the toy ends certified."""
-    printed = ""
+    printed, programs = "", tmp_path_factory.mktemp("programs")
+    warm_servers.write_command(programs)
     for part in parts(guide):
         if isinstance(part, File):
             (tmp_path / part.name).write_text(part.text, encoding="utf-8")
             continue
-        printed = run(part.line, tmp_path)
+        printed = run(part.line, tmp_path, programs)
         assert re.match(part.pattern, printed), (
             f"$ {part.line}\nthe guide says:\n{part.output}\nit prints:\n{printed}"
         )

@@ -20,6 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import warm_servers
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -35,12 +37,15 @@ MODULES = (
     "typer.rich_utils",
     "zoneinfo",
 )
+SERVED = ("certify", "explore", "mutants")  # commands that start a fork server
 
 
 def run(
     *words: str | Path, cwd: Path | None = None, extra: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m ckpt_conformance WORDS`; `extra` is added to the environment."""
+    if words and words[0] in SERVED:
+        warm_servers.where()
     return _shared().run(list(map(str, words)), cwd or Path.cwd(), {**os.environ, **(extra or {})})
 
 
@@ -116,6 +121,8 @@ def become(request: dict[str, object]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
+    if warm_servers.WHERE in environment:
+        warm_servers.use()
     paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[0:1] = [cwd, *(path for path in paths if path not in sys.path)]
     main = importlib.import_module("ckpt_conformance.__main__")
