@@ -317,6 +317,20 @@ def test_a_header_of_numpy_is_taken_where_numpy_takes_it(changed: bytes, tmp_pat
     assert (only(path).state is State.WHOLE) == loads
 
 
+@pytest.mark.parametrize(
+    ("data", "is_told"),
+    [(b"\x81\xa1a\x01", True), (b"\x81\xa1a\xc7\x00\x05", False), (b"\xc7\x01\x01\xc0", False)],
+    ids=["flax", "an extension that flax does not write", "an array that is none of flax"],
+)
+def test_arrays_of_msgpack_are_told_where_they_were_checked(
+    data: bytes, is_told: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.msgpack"
+    path.write_bytes(data)
+    (told,) = only(path).findings
+    assert ("arrays by dtype and shape" in told.what) == is_told
+
+
 def _gguf(key: bytes, *tensors: tuple[bytes, int]) -> bytes:
     """Make a file with two keys, the first empty, and tensors of no elements, of given types."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 2)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
 from ckpt_conformance.fsck.formats.foreign import Fields
-from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
+from ckpt_conformance.fsck.source.findings import Malformed, OutOfTime, TooLarge
 from ckpt_conformance.fsck.source.untrusted import clip, count, is_list
 
 if TYPE_CHECKING:
@@ -51,17 +51,18 @@ class UnknownDtype(TooLarge):
     """An array of a dtype that is not known here."""
 
 
-def check_arrays(file: Readable, size: int) -> None:
-    """Hold each array against its dtype and shape: Mismatch, UnknownDtype.
+def are_arrays_checked(file: Readable, size: int) -> bool:
+    """Hold each array against its dtype and shape; return False for msgpack of another writer.
 
-    Of msgpack that flax did not write nothing is said.
+    Raises Mismatch, UnknownDtype and OutOfTime.
     """
     try:
         read(file, size)
-    except (Mismatch, UnknownDtype):
+    except (Mismatch, UnknownDtype, OutOfTime):
         raise
     except Malformed:
-        return
+        return False
+    return True
 
 
 def read(file: Readable, size: int) -> object:
