@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from typing import IO, TYPE_CHECKING
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from backports import zstd
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
+from unsafe_corpus import Evil
 
 from ckpt_conformance.fsck.diff.diff import diff
 from ckpt_conformance.fsck.judge.judge import Options, judge
@@ -66,11 +66,6 @@ class _Other(ZStandard):
     name = "rot13"
 
 
-class _Evil:
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.system, ("true",)
-
-
 def saved(folder: Path, extra: object, extension: StreamTransformExtension) -> Path:
     writer = dcp.FileSystemWriter(str(folder), _extensions=[extension])
     dcp.save({"m": torch.arange(900.0), "extra": extra}, storage_writer=writer, no_dist=True)
@@ -99,7 +94,7 @@ def test_what_is_packed_by_zstandard_is_looked_into(tmp_path: Path, *, metadata_
     report = only(good, metadata_only=metadata_only)
     assert (report.state, report.findings) == (State.WHOLE, [])
     assert metadata_only or report.crc == (good / "__0_0.distcp").stat().st_size
-    evil = only(saved(tmp_path / "evil", _Evil(), ZStandard()), metadata_only=metadata_only)
+    evil = only(saved(tmp_path / "evil", Evil(), ZStandard()), metadata_only=metadata_only)
     assert evil.state is State.UNSAFE
 
 

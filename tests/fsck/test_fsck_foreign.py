@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from unsafe_corpus import Evil
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.fsck.diff.diff import diff
@@ -132,10 +133,6 @@ def test_data_of_onnx_lead_out_of_no_folder(golden: Path) -> None:
 
 
 def test_objects_in_npz_are_judged_as_pickles(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return (os.system, ("true",))
-
     np.savez(tmp_path / "state.npz", a=np.array([Evil()], dtype=object))
     assert only(tmp_path / "state.npz").state is State.UNSAFE
 
@@ -323,7 +320,7 @@ def test_a_header_of_numpy_is_taken_where_numpy_takes_it(changed: bytes, tmp_pat
     ids=["flax", "an extension that flax does not write", "an array that is none of flax"],
 )
 def test_arrays_of_msgpack_are_told_where_they_were_checked(
-    data: bytes, is_told: bool, tmp_path: Path
+    data: bytes, tmp_path: Path, *, is_told: bool
 ) -> None:
     path = tmp_path / "model.msgpack"
     path.write_bytes(data)

@@ -12,18 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from fsck_runs import Finished
+from unsafe_corpus import Evil
 
 from ckpt_conformance.fsck.judge.gate import judge_newest
 from ckpt_conformance.fsck.judge.judge import Judged, judge
 from ckpt_conformance.fsck.source.findings import Kind, State, Topic
 from ckpt_conformance.fsck.source.source import DEEPEST
-
-
-class _Evil:
-    """Runs a command where it is loaded."""
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("true",)
 
 
 def run_of(path: Path, *steps: int) -> Path:
@@ -47,8 +41,8 @@ def newest(path: Path) -> str | None:
 def test_code_deep_in_a_step_is_unsafe(tmp_path: Path, folders: str) -> None:
     deep = run_of(tmp_path) / "step_2" / folders
     deep.mkdir(parents=True)
-    torch.save(_Evil(), deep / "opt.pt")
-    (deep / "opt").write_bytes(pickle.dumps(_Evil()))
+    torch.save(Evil(), deep / "opt.pt")
+    (deep / "opt").write_bytes(pickle.dumps(Evil()))
     (report,) = (one for one in judge(tmp_path).reports if one.path.name == "step_2")
     assert {one.file for one in report.findings if one.kind is Kind.UNSAFE} == {
         f"{folders}/opt",
@@ -118,7 +112,7 @@ def test_code_in_a_leftover_of_a_step_is_unsafe(tmp_path: Path, name: str) -> No
     judged = judge(tmp_path)
     assert judged.state is State.WHOLE
     assert judged.leftovers[-1] == f"step_2/{name}"
-    torch.save(_Evil(), path)
+    torch.save(Evil(), path)
     assert states(judge(tmp_path)) == {"step_1": State.WHOLE, "step_2": State.UNSAFE}
     assert newest(tmp_path) == "step_1"
 
@@ -136,7 +130,7 @@ def test_the_case_of_an_ending_does_not_matter(tmp_path: Path, name: str) -> Non
     (tmp_path / "step_2").mkdir()
     torch.save({"w": torch.ones(3)}, tmp_path / "step_2" / name)
     assert newest(tmp_path) == "step_2"
-    torch.save(_Evil(), tmp_path / "step_2" / name)
+    torch.save(Evil(), tmp_path / "step_2" / name)
     assert states(judge(tmp_path)) == {"step_1": State.WHOLE, "step_2": State.UNSAFE}
     assert newest(tmp_path) == "step_1"
 
@@ -167,7 +161,7 @@ def test_a_step_of_files_of_no_format_beside_others_is_unknown(tmp_path: Path) -
     assert states(judged)["step_3"] is State.UNKNOWN
     assert judged.reports[0].passed_over == ["state.xyz"]
     assert Finished("fsck", tmp_path, "--newest-whole").status == 2
-    (folder / "state.xyz").write_bytes(pickle.dumps(_Evil()))
+    (folder / "state.xyz").write_bytes(pickle.dumps(Evil()))
     assert states(judge(tmp_path))["step_3"] is State.UNSAFE
     assert newest(tmp_path) == "step_2"
 

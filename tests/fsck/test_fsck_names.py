@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from unsafe_corpus import Evil
 
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import Kind, State
@@ -27,14 +28,6 @@ HEADS: dict[str, Callable[[bytes], bytes]] = {
     "the first block is zero": lambda data: bytes(min(len(data), BLOCK)) + data[BLOCK:],
 }
 ACCELERATE = ("optimizer.bin", "scheduler.bin", "random_states_0.pkl", "random_states_1.pkl")
-
-
-class Evil:
-    """Runs a command where it is unpickled."""
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        """Name the command."""
-        return os.system, ("true",)
 
 
 @pytest.fixture

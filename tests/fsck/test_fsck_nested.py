@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import array
 import io
-import os
 import pickle
 from typing import TYPE_CHECKING
 
 import torch
+from unsafe_corpus import Evil
 
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import State
@@ -47,18 +47,13 @@ def test_tensors_in_a_plain_pickle_run_nothing(tmp_path: Path) -> None:
     assert _state(tmp_path, _Loads(_old({"a": 1}))) is State.WHOLE
 
 
-class _Evil:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("true",)
-
-
 def test_code_in_a_file_in_a_plain_pickle_is_unsafe(tmp_path: Path) -> None:
     stream = io.BytesIO()
     torch.save({"a": torch.ones(3)}, stream)
     for value in (
-        _Loads(_old(_Evil())),
-        [torch.ones(2), _Loads(_old({"a": _Evil()}))],
-        _Loads(_old(_Loads(_old(_Evil())))),
+        _Loads(_old(Evil())),
+        [torch.ones(2), _Loads(_old({"a": Evil()}))],
+        _Loads(_old(_Loads(_old(Evil())))),
         _Loads(stream.getvalue()),  # not looked into: nobody writes that
         _Loads(b"cos\nsystem\n(S'true'\ntR."),
         _Loads(_old(1)[:40]),
@@ -74,7 +69,7 @@ def test_code_in_a_pickle_behind_many_is_unsafe(tmp_path: Path) -> None:
     many = b"".join(map(pickle.dumps, range(3000)))
     (folder / "state.pkl").write_bytes(many)
     assert judge(folder).state is State.WHOLE
-    (folder / "state.pkl").write_bytes(many + pickle.dumps(_Evil()))
+    (folder / "state.pkl").write_bytes(many + pickle.dumps(Evil()))
     assert judge(folder).state is State.UNSAFE
 
 

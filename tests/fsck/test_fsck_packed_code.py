@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from unsafe_corpus import Evil
 
 from ckpt_conformance.fsck.code import any_file, packed
 from ckpt_conformance.fsck.judge.judge import judge
@@ -26,17 +27,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class _Evil:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("true",)
-
-
-PICKLE = pickle.dumps(_Evil())
+PICKLE = pickle.dumps(Evil())
 
 
 def _torch() -> bytes:
     file = io.BytesIO()
-    torch.save(_Evil(), file)
+    torch.save(Evil(), file)
     return file.getvalue()
 
 

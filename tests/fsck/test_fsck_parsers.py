@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as to_safetensors
 from torch.distributed import checkpoint as dcp_library
+from unsafe_corpus import Evil
 
 from ckpt_conformance.fault_injectors import crafted
 from ckpt_conformance.fsck.formats import dcp, manifest, pickles
@@ -220,20 +221,12 @@ def test_a_canary_in_dcp_metadata_is_named_and_does_not_run(tmp_path: Path) -> N
     assert not marker.exists()
 
 
-class Runs:
-    """Runs a command where it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Ask for a call."""
-        return os.system, ("false",)
-
-
 class Foreign:
     """A class of somebody's project."""
 
 
 def test_names_in_a_torch_file_are_judged() -> None:
-    harmful = read_torch(torch_bytes({"w": torch.ones(2), "x": Runs()}))
+    harmful = read_torch(torch_bytes({"w": torch.ones(2), "x": Evil()}))
     assert [(one.kind, one.name) for one in harmful.problems] == [
         (Kind.UNSAFE, f"{os.system.__module__}.system")
     ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 import warnings
 import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from unsafe_corpus import Evil
 
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import Kind, State
@@ -56,12 +56,7 @@ def test_a_flip_in_its_packed_code_is_damage(script: bytes, tmp_path: Path) -> N
         assert "code/" in judged.reports[0].findings[0].what
 
 
-class _Evil:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("true",)
-
-
-@pytest.mark.parametrize("held", [{"w": torch.ones(900)}, {"w": torch.ones(900), "x": _Evil()}])
+@pytest.mark.parametrize("held", [{"w": torch.ones(900)}, {"w": torch.ones(900), "x": Evil()}])
 def test_packed_records_of_anything_else_are_unknown(tmp_path: Path, held: object) -> None:
     """`zip` has packed it anew: torch loads it, and fsck reads no payload that is packed."""
     path = tmp_path / "model.pt"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from argparse import Namespace
 from collections import OrderedDict
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import yaml
+from unsafe_corpus import Evil
 
 from ckpt_conformance.fsck.code import yaml_tags
 from ckpt_conformance.fsck.code.yaml_tags import asked_by
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.fsck.judge.judge import Judged
-
-
-class _Evil:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("true",)
 
 
 @pytest.fixture
@@ -130,5 +125,5 @@ def test_a_tag_far_behind_in_a_large_text_is_seen(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_a_pickle_under_the_name_of_a_text_is_unsafe(step: Path, name: str) -> None:
-    (step / name).write_bytes(pickle.dumps(_Evil()))
+    (step / name).write_bytes(pickle.dumps(Evil()))
     assert only(judge(step)).state is State.UNSAFE

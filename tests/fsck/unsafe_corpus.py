@@ -26,6 +26,18 @@ MAGIC = 0x1950A86A20F9469CFC6C
 TWO, FOUR = b"\x80\x02", b"\x80\x04"
 
 
+class Evil:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, command: str = "true") -> None:
+        """Take the command."""
+        self.command = command
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        """Name the call."""
+        return os.system, (self.command,)
+
+
 def text(value: str | bytes) -> bytes:
     """Push a text."""
     data = value.encode() if isinstance(value, str) else value
