@@ -17,8 +17,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch.distributed import checkpoint as dcp
+from unsafe_corpus import Evil
 
 from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.judge.gate import judge_newest
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import Kind, Report, State
 
@@ -68,13 +70,36 @@ def test_safetensors_ignores_other_fields(tmp_path: Path) -> None:
     assert only(path).state is State.WHOLE
 
 
+APPLE_DOUBLE = b"\0\5\x16\7\0\2\0\0Mac OS X        " + bytes(90)
+
+
 @pytest.mark.parametrize("name", ["._model.pt", "._config.json", "._model.safetensors"])
 def test_what_macos_keeps_beside_a_file_is_passed_over(step: Path, name: str) -> None:
-    (step / name).write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X        " + bytes(90))
+    (step / name).write_bytes(APPLE_DOUBLE)
     report = only(step)
     assert (report.state, report.passed_over) == (State.WHOLE, [name])
     loose = step.rename(step.with_name("loose"))
     assert {one.state for one in judge(loose).reports} == {State.WHOLE}
+
+
+@pytest.mark.parametrize("name", ["._model.pt", "._config.json"])
+def test_a_step_that_has_only_what_macos_keeps_is_incomplete(step: Path, name: str) -> None:
+    empty = step.with_name("step_2")
+    empty.mkdir()
+    (empty / name).write_bytes(APPLE_DOUBLE)
+    states = {one.path: one.state for one in judge(step.parent).reports}
+    assert states == {step: State.WHOLE, empty: State.INCOMPLETE}
+
+
+@pytest.mark.parametrize("name", ["._model.pt", "._x.dat", "._model.safetensors.index.json"])
+def test_code_in_a_file_that_is_called_as_macos_calls_those_is_unsafe(
+    step: Path, name: str
+) -> None:
+    torch.save(Evil(), step / name)
+    assert only(step).state is State.UNSAFE
+    loose = step.rename(step.with_name("loose"))
+    assert judge(loose).state is State.UNSAFE
+    assert judge_newest(loose).newest_whole is None
 
 
 def test_json_in_lines_is_a_log(step: Path) -> None:

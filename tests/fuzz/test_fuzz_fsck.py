@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +26,7 @@ import fuzz_seeds  # noqa: E402
 
 from ckpt_conformance.fsck.contents import leaves  # noqa: E402
 from ckpt_conformance.fsck.formats import torch_file, zips  # noqa: E402
+from ckpt_conformance.fsck.judge import judge as fsck_judge  # noqa: E402
 from ckpt_conformance.fsck.judge import looks, parts  # noqa: E402
 
 if TYPE_CHECKING:
@@ -78,6 +79,30 @@ def test_a_file_whose_time_runs_out_is_unknown(seeds: fuzz_inputs.Seeds, tmp_pat
     mild = [name for name in seeds.names if not name.startswith("unsafe")]
     late = {name: [*fuzz_late.problems(disk.put(fuzz_inputs.Input(name)))] for name in mild}
     assert {name: found for name, found in late.items() if found} == {}
+
+
+@pytest.mark.parametrize("each", [1, 2], ids=["all", "every other one"])
+def test_what_macos_keeps_beside_files_changes_no_verdict(
+    each: int, seeds: fuzz_inputs.Seeds, tmp_path: Path
+) -> None:
+    disk = fuzz_inputs.Disk(tmp_path, seeds)
+    changed: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
+    for name in seeds.names:
+        paths = map(PurePosixPath, sorted(seeds.by_name[name].files)[::each])
+        beside = {str(path.with_name(f"._{path.name}")): APPLE_DOUBLE for path in paths}
+        usual, found = (states(disk.put(fuzz_inputs.Input(name, files))) for files in ({}, beside))
+        if found != usual:
+            changed[name] = usual, found
+    assert changed == {}
+
+
+APPLE_DOUBLE = b"\0\5\x16\7\0\2\0\0Mac OS X        " + bytes(90)
+
+
+def states(path: Path) -> dict[str, str]:
+    """Judge the folder of what a seed is, which may be a file."""
+    reports = fsck_judge.judge(path if path.is_dir() else path.parent).reports
+    return {str(one.path): str(one.state) for one in reports}
 
 
 @pytest.mark.parametrize("part", range(PARTS))

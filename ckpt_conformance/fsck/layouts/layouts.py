@@ -74,7 +74,7 @@ _DUMP = re.compile(r"emergency_step_\d{1,18}_\d{1,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 _TEXT = {".md", ".txt", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"}
 _DATA = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-_BESIDE = "._"  # what macOS keeps beside a file on a disk that has no place for it
+_BESIDE = "._"
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".pdf", ".mp4", ".wav", ".flac")
 _BEGIN = re.compile(r"(?:(?:adapter|generation)_)?config\.json")  # `save_pretrained` begins so
 _SIGNATURES = (_DCP_MANIFEST, manifest_v2.MANIFEST)
@@ -212,6 +212,14 @@ def is_leftover(name: str) -> bool:
     return _LEFTOVER.search(name) is not None
 
 
+def is_beside(name: str) -> bool:
+    """Return whether a file is what macOS keeps beside another one, where a disk has no place.
+
+    Its name ends as that of the other one, and it is no part of any layout.
+    """
+    return name.rpartition("/")[2].startswith(_BESIDE)
+
+
 def _name(folder: Folder, base: str) -> str:
     """Return the name of a folder below another; with an empty base, that of the other."""
     return PurePosixPath(base).name or folder.root.resolve().name
@@ -222,9 +230,9 @@ def format_of(folder: Folder, name: str, *, by_library: bool = False) -> Format 
 
     `by_library` says that a library wrote the folder: names that are common words are its own.
     """
-    last = name.rpartition("/")[2]
-    if last.startswith(_BESIDE):
+    if is_beside(name):
         return None
+    last = name.rpartition("/")[2]
     if _ends(name, ".safetensors"):
         return Format.SAFETENSORS
     if _ends(name, *_TORCH) or written.is_torch(last, by_library=by_library):
@@ -356,8 +364,6 @@ def head_of_step(name: str) -> str | None:
 
 def is_data(name: str) -> bool:
     """Return whether a file of a checkpoint's folder is certainly judged, by its name."""
-    if name.rpartition("/")[2].startswith(_BESIDE):
-        return False
     is_by_name = _ends(name, *_BY_NAME, ".metadata", ".distcp")
     is_foreign = _foreign_by_name(name) is not None
     return is_by_name or is_foreign or form_by_name(name) is not None or _is_torch(name)
@@ -380,7 +386,8 @@ def is_text(name: str) -> bool:
 
 def is_loose(name: str) -> bool:
     """Return whether a file of a run's folder is certainly a checkpoint, or a part of one."""
-    return _ends(name, ".safetensors", *_TORCH) or _is_torch(name) or _is_model(name)
+    is_by_name = _ends(name, ".safetensors", *_TORCH) or _is_torch(name) or _is_model(name)
+    return is_by_name and not is_beside(name)
 
 
 def _is_model(name: str) -> bool:
@@ -393,7 +400,7 @@ def _is_model(name: str) -> bool:
 
 def may_be_loose(name: str) -> bool:
     """Return whether a file of a run's folder may be a checkpoint, or a part of one."""
-    return not name.startswith(_BESIDE) and (is_loose(name) or _ends(name, *_MAYBE_TORCH))
+    return is_loose(name) or _ends(name, *_MAYBE_TORCH)
 
 
 def _is_torch(name: str) -> bool:
@@ -420,6 +427,8 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = DEEP
         elif is_deepest or kind is EntryKind.DENIED:
             form = Format.DEEP if is_deepest else Format.DENIED
             candidate.parts.append(Part(form, "", name))
+        elif kind is EntryKind.FILE and is_beside(name):
+            candidate.parts.append(Part(Format.OTHER, "", name))
         elif kind is not EntryKind.FOLDER:
             if kind is EntryKind.LINK and (why := inner.link_problem(name)):
                 overview.links[base + name] = why
@@ -496,7 +505,9 @@ def take_uncommitted(folder: Folder, base: str, form: Format, overview: Overview
     parts = [Part(form, "", SIGNS.get(form, ""))]
     layout = str(form) if form in SIGNS else "unknown"
     candidate = Candidate(root, root, layout, step_of(root.resolve().name), parts)
-    candidate.files = [name for name, kind in inner.walk() if is_file(kind)]
+    names = [name for name, kind in inner.walk() if is_file(kind)]
+    candidate.files = [name for name in names if not is_beside(name)]
+    candidate.parts += [Part(Format.OTHER, "", name) for name in names if is_beside(name)]
     overview.candidates.append(candidate)
 
 
@@ -542,7 +553,7 @@ def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> 
             yield Part(form, base, name)
         elif by_library and name.endswith(_MAYBE_TORCH):
             yield Part(Format.UNKNOWN_NAME, base, name)
-        elif name.endswith(".json") and not name.startswith(_BESIDE):
+        elif name.endswith(".json"):
             yield Part(Format.JSON, base, name)
         elif is_dcp:
             yield Part(Format.UNREFERENCED, base, name)
@@ -718,7 +729,7 @@ def _is_part_of_set(folder: Folder, path: Where) -> bool:
     if isinstance(path, Url):
         return False
     try:
-        names = [name for name in folder.listing() if not is_leftover(name)]
+        names = [name for name in folder.listing() if not (is_leftover(name) or is_beside(name))]
     except OSError:
         return False
     above = "/".join(path.parent.resolve().parts[-2:])

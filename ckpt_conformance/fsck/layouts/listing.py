@@ -191,7 +191,8 @@ class Listing:
         """List a folder, and find out whether it is one checkpoint."""
         entries, links = self._entries(base)
         inner = [name for name, kind in entries.items() if kind is EntryKind.FOLDER]
-        is_one = layouts.is_one(self._folder, base, list(entries), inner)
+        names = [name for name in entries if not layouts.is_beside(name)]
+        is_one = layouts.is_one(self._folder, base, names, inner)
         return _Look(entries, links, inner, is_one)
 
     def _while_there(self, base: str, look: Callable[[], T]) -> T | None:
@@ -247,7 +248,8 @@ class Listing:
 
     def _is_empty(self, own: str, found: Iterable[Found]) -> bool:
         """Return whether no file of a folder holds a state; samples are meant to be there."""
-        files = list(files_below(self._folder.inner(own), DEEPEST))
+        below = files_below(self._folder.inner(own), DEEPEST)
+        files = [name for name in below if not layouts.is_beside(name)]
         are_samples = any(map(layouts.is_picture, files)) and all(
             layouts.is_picture(file) or layouts.is_text(file) for file in files
         )
@@ -305,7 +307,7 @@ class Listing:
         for name, kind in inner.walk(depth):
             if layouts.is_below_leftover(name):
                 self.leftovers.append(base + name)
-            elif layouts.is_file(kind):
+            elif layouts.is_file(kind) and not layouts.is_beside(name):
                 is_sure = is_sure or layouts.is_data(name)
                 may_be = may_be or layouts.may_be_data(name)
                 names.append(name)
@@ -346,7 +348,9 @@ class Listing:
         for name in rest:
             if layouts.may_be_loose(name):
                 groups[layouts.step_of(name)].append(name)
-            elif entries[name] is EntryKind.FILE and not layouts.is_text(name):
+            elif entries[name] is EntryKind.FILE and (
+                layouts.is_beside(name) or not layouts.is_text(name)
+            ):
                 others.append(name)
         alone = groups.pop(None, [])
         for step, group in sorted(groups.items(), key=lambda item: item[0] or 0):
