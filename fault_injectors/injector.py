@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ckpt_conformance.contract import kept_trees
 from ckpt_conformance.harness.messages import SeenCall
+from ckpt_conformance.processes import lifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -175,7 +176,8 @@ class Injector:
             self.on_hold()
         if is_due and self.mode == "term":
             self.note(what, name)
-            os.kill(os.getpid(), signal.SIGTERM)
+            if lifecycle.signal_self(signal.SIGTERM):
+                self.journal.note("delivered", signal=signal.SIGTERM.name)
         return is_due and self.mode in ("raise", "kill")
 
     def note(self, what: str, name: str) -> None:

@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract import Capability, kept_trees, trees
+from ckpt_conformance.contract import Capability, journal, kept_trees, trees
 from ckpt_conformance.contract.verdicts import (
     Outcome,
     Unknown,
     Violation,
     control_failed,
 )
-from ckpt_conformance.fault_injectors import at_rest, system_call
+from ckpt_conformance.fault_injectors import at_rest, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import require_calls
 from ckpt_conformance.harness.messages import (
     Call,
@@ -23,7 +23,6 @@ from ckpt_conformance.harness.messages import (
     CopyOut,
     EmergencySave,
     EmergencySaveResult,
-    ExitKind,
     Preempt,
     PreemptResult,
     Run,
@@ -51,7 +50,11 @@ if TYPE_CHECKING:
 
 REGULAR, DUMPED, LATER = 2, 4, 6
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
-WRITERS = ("file-write", "torch-save", "rename")  # calls of a save in Python
+# SIGTERM at the first two calls of each sort, from the save of step 4 on.
+SIGNALS = tuple(
+    fault_injectors.spec(name, at=at, mode="term") for name in points.WRITERS for at in (1, 2)
+)
+TWICE = 2  # of them
 KILLS, TAKING, CUTS = 5, 2, 4  # at the quick budget
 DUMPS: Slot[Dumps] = Slot("dumps that nothing disturbs")
 
@@ -322,32 +325,70 @@ def test_sigterm_may_come_twice_and_inside_a_save(subject: Subject) -> None:
     middle of its dump; a handler that saves sees half a step, or a save inside a save (P02).
     How: catch SIGTERM, train, and send it at calls of the save of step 4, more than once. The save
     must be acknowledged, the dump of the next step must be made, and a new process must get it as
-    it was.
+    it was. It is kept where two of the signals were seen to come.
     """
     require_resumed(subject)
-    legal = subject.legal(subject.golden((REGULAR, DUMPED + 1)))
+    legal = subject.legal(subject.golden((REGULAR, DUMPED, DUMPED + 1)))
     subject.reset()
-    signals = tuple(fault_injectors.spec(name, at=1, mode="term") for name in WRITERS)
-    job = Preempt(
-        until=LATER + 2, save_at=(REGULAR, DUMPED, LATER), faults=signals, fault_step=DUMPED
-    )
-    result = subject.execute(job, Close())
-    sent = sum(report.fired for report in result.of(PreemptResult).faults)
-    if result.exit_kind is not ExitKind.ENDED or result.error:
-        message = f"SIGTERM inside a save, more than once: {subject.tell(result)}"
-        raise Violation(message, evidence=subject.evidence(result))
-    if not sent:
-        raise Unknown("no call of the save was seen, so no signal was sent")
+    result = _preempted(subject, SIGNALS)
+    where = _signalled(subject, result)
+    if not result.went_well:
+        raise _ended_by_signals(subject, result, where)
     dumped = result.of(PreemptResult).dumped
-    if dumped != DUMPED + 1 or DUMPED not in result.steps_of("acknowledged"):
-        message = f"SIGTERM came in the save of step 4, and the dump is of step {dumped}"
-        raise Violation(message, evidence=subject.evidence(result, signals=sent))
+    if DUMPED not in result.steps_of("acknowledged"):
+        raise Violation(f"{where}: it is not acknowledged", evidence=subject.evidence(result))
+    if dumped != DUMPED + 1 and result.signals:
+        told = f"step {dumped}" if dumped else "no step"
+        message = f"{where}: {told} is dumped, and not step {DUMPED + 1}"
+        raise Violation(message, evidence=subject.evidence(result))
     resumed = subject.resume()
-    if outcome_of(subject, resumed, legal, DUMPED + 1) is not Outcome.NEW:
-        evidence = subject.evidence(resumed, legal[DUMPED + 1], signals=sent)
-        raise Violation(
-            "after SIGTERM inside a save a resume gives another state", evidence=evidence
-        )
+    outcome = outcome_of(subject, resumed, legal, DUMPED + 1)
+    if outcome is not Outcome.NEW and dumped:
+        message = f"{where}: step {dumped} is dumped, and a resume gives"
+        raise _served(subject, resumed, legal, outcome, message)
+    if result.signals < TWICE:
+        raise Unknown(f"{where}: {result.signals} were seen to come, and this is about {TWICE}")
+
+
+def _served(
+    subject: Subject,
+    resumed: ProcessResult,
+    legal: Mapping[int, Leaves],
+    outcome: Outcome,
+    message: str,
+) -> Violation:
+    """Make the violation of a resume that gives what it should not."""
+    wanted = legal.get(oracle.step_of(resumed) or 0)
+    evidence = subject.evidence(resumed, wanted, outcome=str(outcome))
+    return Violation(f"{message} {subject.tell(resumed)}, {outcome}", evidence=evidence)
+
+
+def _preempted(subject: Subject, signals: tuple[Fault, ...] = ()) -> ProcessResult:
+    """Catch SIGTERM, save steps 2, 4 and 6 as far as no signal comes, and dump once one has."""
+    saves = (REGULAR, DUMPED, LATER)
+    job = Preempt(until=LATER + 2, save_at=saves, faults=signals, fault_step=DUMPED)
+    return subject.execute(job, Close())
+
+
+def _signalled(subject: Subject, result: ProcessResult) -> str:
+    """Say how often SIGTERM was sent inside the save of step 4; raises Unknown for never."""
+    sent = journal.hits(journal.within_save(result.events, DUMPED))
+    if not sent:
+        ended = subject.tell(result)
+        raise Unknown(f"no call of the save of step {DUMPED} was seen, so no signal sent: {ended}")
+    later = len(result.hits) - len(sent)
+    after = f", and {later} after it" if later else ""
+    return f"with {len(sent)} SIGTERM inside the save of step {DUMPED}{after}"
+
+
+def _ended_by_signals(subject: Subject, result: ProcessResult, where: str) -> Exception:
+    """Make the verdict of a job that did not end well: a failed control if it never does."""
+    subject.reset()
+    control = _preempted(subject)
+    if not control.went_well:
+        return control_failed(f"without a signal the job ends: {subject.tell(control)}")
+    message = f"{where}: the job ends: {subject.tell(result)}"
+    return Violation(message, evidence=subject.evidence(result))
 
 
 @check("CKC-EMRG-006")
@@ -382,18 +423,23 @@ def test_a_dump_stays_until_a_later_save_is_durable(subject: Subject) -> None:
     process must get step 4 or step 6. Without a kill it must get step 6.
     """
     require_resumed(subject)
-    legal = subject.legal(subject.golden((DUMPED, LATER)))
+    legal = subject.legal(subject.golden((REGULAR, DUMPED, LATER)))
     counted = _later_save(subject, system_call.count())
     calls = require_calls(subject, counted, counted.of(RunResult).faults)
     if outcome_of(subject, resumed := subject.resume(), legal, LATER) is not Outcome.NEW:
         raise control_failed(f"after a save of step 6 a resume gives {subject.tell(resumed)}")
     for kill in kills(subject, calls, "the save of step 6", taking=TAKING, quick=KILLS):
-        where = kill.seen(subject, _later_save(subject, kill.fault))
+        killed = _later_save(subject, kill.fault)
+        where = kill.seen(subject, killed)
+        if killed.steps_of("loaded") != [DUMPED]:
+            raise Unknown(f"{where}: the job had not resumed from the dump of step {DUMPED}")
+        if LATER in killed.steps_of("acknowledged"):
+            where = f"{where}, which had returned"
         resumed = subject.resume()
         outcome = outcome_of(subject, resumed, legal, DUMPED)
         if outcome not in WHOLE:
-            evidence = subject.evidence(resumed, outcome=str(outcome))
-            raise Violation(f"{where}, a load gives {outcome}", evidence=evidence)
+            message = f"{where}, after a resume from a dump of step {DUMPED}: a load gives"
+            raise _served(subject, resumed, legal, outcome, message)
 
 
 def _later_save(subject: Subject, fault: Fault) -> ProcessResult:

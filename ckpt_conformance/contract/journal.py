@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from ckpt_conformance.contract import StepRecord
@@ -56,6 +56,12 @@ class Fired(Event, frozen=True, kw_only=True):
     moment: str = ""
 
 
+class Delivered(Event, frozen=True, kw_only=True):
+    """A signal that a fault sent to this process has come, and the process goes on."""
+
+    signal: str
+
+
 class Watched(Event, frozen=True, kw_only=True):
     """A rank may be watched from now on while another one is held: the id of its process."""
 
@@ -80,6 +86,7 @@ EVENTS: dict[str, type[Event]] = {
     "loaded": StepEvent,
     "trained": StepEvent,
     "fired": Fired,
+    "delivered": Delivered,
     "watched": Watched,
     "released": Released,
 }
@@ -126,6 +133,19 @@ def hits(events: Iterable[Event]) -> list[Fired]:
 def has_fired(events: Iterable[Event]) -> bool:
     """Return whether a fault has hit a call."""
     return bool(hits(events))
+
+
+def within_save(events: Sequence[Event], step: int) -> list[Event]:
+    """Return the events from when the save of a step began until it returned, raised, or died."""
+    places = {
+        event.event: at
+        for at, event in enumerate(events)
+        if isinstance(event, StepEvent) and event.step == step
+    }
+    if "begun" not in places:
+        return []
+    ends = [places[name] for name in ("acknowledged", "failed") if name in places]
+    return list(events[places["begun"] + 1 : min(ends, default=len(events))])
 
 
 # ---- the journal of one child --------------------------------------------------------------------

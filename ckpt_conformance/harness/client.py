@@ -150,6 +150,11 @@ class ProcessResult:
         return journal.hits(self.events)
 
     @property
+    def signals(self) -> int:
+        """How many signals that faults sent to the process have come, and did not end it."""
+        return sum(isinstance(event, journal.Delivered) for event in self.events)
+
+    @property
     def has_fired(self) -> bool:
         """Whether a fault has hit a call, as the journal says."""
         return journal.has_fired(self.events)

@@ -12,6 +12,8 @@ import os
 import selectors
 import signal
 import sys
+import threading
+import time
 import traceback
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 FAILED = 70  # the exit status of a child whose own code raised: EX_SOFTWARE of sysexits.h
 NO_JOB = 71  # of a child that could not even build the job that it was to run
+ARRIVAL = 2.0  # seconds that a signal to this process may take
+GLANCE = 0.001  # seconds between two looks
 
 
 class ExitKind(StrEnum):
@@ -187,6 +191,25 @@ def redirect_output(path: Path | str) -> None:
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
+
+
+def signal_self(number: signal.Signals) -> bool:
+    """Send a signal to this process; return whether it has come, within some seconds.
+
+    The kernel drops a second one of a number while the first is pending.
+    """
+    os.kill(os.getpid(), number)
+    end = time.monotonic() + ARRIVAL
+    while (waits := _is_pending(number)) and time.monotonic() < end:
+        threading.Event().wait(GLANCE)
+    return not waits
+
+
+def _is_pending(number: signal.Signals) -> bool:
+    """Whether a signal to this process has come to none of its threads."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    pending = int(status.partition("ShdPnd:")[2].split()[0], 16)
+    return bool(pending >> (number - 1) & 1)
 
 
 def flush() -> None:

@@ -10,6 +10,7 @@ import pytest
 from ckpt_conformance.contract import journal
 from ckpt_conformance.contract.journal import (
     ChildJournal,
+    Delivered,
     Event,
     Fired,
     Released,
@@ -32,6 +33,11 @@ FIRED["mode"] = "kill"
         ("acknowledged", {"step": "3"}, StepEvent(event="acknowledged", step=3)),  # of numpy
         ("fired", {**FIRED, "moment": "after"}, Fired(event="fired", **FIRED, moment="after")),
         ("fired", FIRED, Fired(event="fired", **FIRED)),
+        (
+            "delivered",
+            {"signal": "SIGTERM"},
+            Delivered(event="delivered", signal="SIGTERM"),
+        ),
         ("watched", {"process": 7}, Watched(event="watched", process=7)),
         (
             "released",
@@ -82,3 +88,24 @@ def test_what_is_no_event_is_refused(line: bytes, tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(line + b"\n")
     with pytest.raises(ValueError, match=r"."):
         journal.read(tmp_path / "journal")
+
+
+@pytest.mark.parametrize(
+    ("then", "within"), [("acknowledged", ["b"]), ("failed", ["b"]), (None, ["b", "c"])]
+)
+def test_what_came_within_a_save_is_known(
+    then: str | None, within: list[str], tmp_path: Path
+) -> None:
+    """From its begin to its end; a save in which the process died has no end."""
+    notes = ChildJournal(tmp_path / "journal")
+    notes.note("fired", **FIRED | {"path": "a"})
+    notes.note("trained", step=4)
+    notes.note("begun", step=4)
+    notes.note("fired", **FIRED | {"path": "b"})
+    if then:
+        notes.note(then, step=4)
+        notes.note("begun", step=5)
+    notes.note("fired", **FIRED | {"path": "c"})
+    events = journal.read(tmp_path / "journal")
+    assert [fired.path for fired in journal.hits(journal.within_save(events, 4))] == within
+    assert journal.within_save(events, 6) == []

@@ -126,3 +126,19 @@ def test_a_tree_ends_with_what_left_its_session() -> None:
     assert os.read(read, 1) == b""
     lifecycle.kill_tree(pid)  # what has ended is no error
     os.close(read)
+
+
+@pytest.mark.parametrize(("is_blocked", "code"), [(False, 1), (True, 0)])
+def test_who_sends_itself_a_signal_knows_whether_it_came(
+    *, is_blocked: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, whose only thread may block it."""
+    monkeypatch.setattr(lifecycle, "ARRIVAL", 0.0)
+
+    def child() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        if is_blocked:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        lifecycle.exit_now(int(lifecycle.signal_self(signal.SIGTERM)))
+
+    assert lifecycle.reap(lifecycle.fork(child, quiet=True)).code == code

@@ -94,6 +94,13 @@ LOCKED = {
     "unseen": Verdict.UNKNOWN,
     "unlocked": Verdict.VIOLATION,
 }
+# A signal that comes to nobody, or a job that fails before one is sent, says nothing.
+TOLD = {
+    "noting": Verdict.PASS,
+    "bare": Verdict.PASS,
+    "blocking": Verdict.UNKNOWN,
+    "failing": Verdict.UNKNOWN,
+}
 # Both refuse what is damaged; one has changed half of the job by then.
 NUMBERED: dict[str, set[str]] = {"first": set(), "each": {"CKC-CORR-007"}}
 ADAPTERS = (
@@ -131,6 +138,7 @@ ADAPTERS = (
     *(f"hasty:{name}" for name in HASTY),
     *(f"numbered:{name}" for name in NUMBERED),
     *(f"mirroring:{name}" for name in LOCKED),
+    *(f"told:{name}" for name in TOLD),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     *("by_times:make", "by_times:either"),
     "drawing:make",
@@ -302,6 +310,12 @@ def test_who_waits_for_a_stage_of_another_process_may(name: str, strangers: Serv
     """Whoever is held has the lock; whoever waits for it in a way of its own tells nothing."""
     (outcome,) = verdicts(f"mirroring:{name}", strangers, "CKC-STAG-005")["CKC-STAG-005"]
     assert outcome.verdict is LOCKED[name], outcome.reason
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_signals_count_where_they_have_come(name: str, strangers: Server) -> None:
+    (outcome,) = verdicts(f"told:{name}", strangers, "CKC-EMRG-005")["CKC-EMRG-005"]
+    assert outcome.verdict is TOLD[name], outcome.reason
 
 
 def needs_library(adapter: str) -> None:
