@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import Unknown, Violation, control_failed
-from ckpt_conformance.fault_injectors import at_rest, payload, system_call
+from ckpt_conformance.fault_injectors import drills, payload, system_call
 from ckpt_conformance.fault_injectors.injected_calls import require_calls, why_not
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 OLDER, NEWEST = SAVES
 KILLS, TAKING, HELD, DAMAGED = 6, 4, 3, 4  # at the quick budget
 DEADLINE = 20.0  # seconds that each of two may take: one of them stands until the other is done
-DAMAGES = ("bit-flip", "truncate-half", "gone")
+GONE = "missing-file"
+DAMAGES = ("bit-flip", "truncation-half", GONE)
 SCENE: Slot[Scene] = Slot("a mirror, and a stale copy beside it")
 
 
@@ -49,10 +50,12 @@ SCENE: Slot[Scene] = Slot("a mirror, and a stale copy beside it")
 class Scene:
     """A mirror with steps 2 and 4, and a directory in which another job has saved step 4.
 
-    `stale` is what a load of that gives, `fresh` what one of the mirror's own step 4 gives.
+    `older` is the mirror as it was when it had step 2 alone. `stale` is what a load of that
+    directory gives, `fresh` what one of the mirror's own step 4 gives.
     """
 
     mirror: Path
+    older: Path
     stale_root: Path
     fresh: Leaves
     stale: Leaves
@@ -64,21 +67,32 @@ def scene(subject: Subject) -> Scene:
 
 
 def _make_scene(subject: Subject) -> Scene:
-    fresh = subject.loaded(subject.golden(), NEWEST)
     subject.reset()
-    mirror, stale_root = subject.folder / "stage-mirror", subject.folder / "stage-stale"
-    job = (Run(until=NEWEST, save_at=SAVES), Close())
-    saving = subject.execute(*job, options=Options(mirror=str(mirror)))
-    if not saving.went_well:
-        raise smoke.trouble(subject, saving, smoke.test_each_declared_capability_works)
+    mirror, older, stale_root = (
+        subject.folder / f"stage-{name}" for name in ("mirror", "older", "stale")
+    )
+    first = (Run(until=OLDER, save_at=(OLDER,)), Close())
+    look = probe("copy", source=str(mirror), target=str(older))
+    then = (Run(until=NEWEST, save_at=(NEWEST,)), Close())
+    saving = subject.execute(*first, look, *then, options=Options(mirror=str(mirror)))
+    fresh = _saved_here(subject, saving)
     trees.clear(subject.root)
     other = Run(until=NEWEST, save_at=(NEWEST,))
     saving = subject.execute(other, Close(), CopyOut(tree=str(stale_root)), seed=OTHER_SEED)
+    stale = _saved_here(subject, saving)
+    if oracle.same(stale, fresh, subject.holds):
+        raise control_failed("two jobs of different seeds save the same")
+    return Scene(mirror, older, stale_root, fresh, stale)
+
+
+def _saved_here(subject: Subject, saving: ProcessResult) -> Leaves:
+    """Return what a load gives of the step 4 that was saved; raises Unknown where it does not."""
     resumed = subject.resume()
-    step, stale = oracle.arrival(resumed)
-    if not saving.went_well or step != NEWEST or oracle.same(stale, fresh, subject.holds):
-        raise smoke.trouble(subject, resumed)
-    return Scene(mirror, stale_root, fresh, stale)
+    step, state = oracle.arrival(resumed)
+    if not saving.went_well or step != NEWEST:
+        about = smoke.test_each_declared_capability_works
+        raise smoke.trouble(subject, resumed if saving.went_well else saving, about)
+    return state
 
 
 def staging(
@@ -114,6 +128,8 @@ def served(subject: Subject) -> tuple[ProcessResult, str]:
     for name, wanted in (("fresh", made.fresh), ("stale", made.stale)):
         if resumed.went_well and step == NEWEST and oracle.same(state, wanted, subject.holds):
             return resumed, name
+    if resumed.went_well and step == NEWEST:
+        return resumed, f"a step {NEWEST} that nobody saved"
     return resumed, subject.tell(resumed)
 
 
@@ -135,7 +151,7 @@ def test_a_staged_step_is_the_one_that_was_asked_for(subject: Subject) -> None:
     How: mirror steps 2 and 4. In an empty directory stage one of them, take the mirror away; a new
     process must get that step, bit for bit.
     """
-    legal = subject.legal(subject.golden())
+    legal = {OLDER: subject.loaded(subject.golden(), OLDER), NEWEST: scene(subject).fresh}
     for step in SAVES:
         result = staged(subject, staging(step))
         if not result.went_well:
@@ -195,47 +211,46 @@ def test_what_is_damaged_in_the_mirror_replaces_nothing(subject: Subject) -> Non
 
     Why: what came was believed by its name, or the local copy went before the download was whole
     (D07, M042).
-    How: flip a bit in a file of the mirror's step 4, cut it, or take it away; refresh over a stale
-    copy. The stage may raise; a new process must get the stale step 4 or the fresh one, bit for
-    bit.
+    How: flip a bit in a file of the mirror that step 4 has made or changed, cut it, or take it
+    away; refresh over a stale copy. The stage may raise; a new process must get the stale step 4 or
+    the fresh one, bit for bit.
     """
     require_staged(subject)
     made = scene(subject)
-    names = _names_of_step(subject, made)
-    for number, name in enumerate(subject.sample(names, quick=DAMAGED)):
-        for damage in DAMAGES if subject.budget == "full" else (DAMAGES[number % len(DAMAGES)],):
-            mirror = subject.scratch / "damaged-mirror"
-            trees.materialize(made.mirror, mirror)
-            _damage(subject, mirror, name, damage)
-            result = staged(
-                subject, staging(NEWEST, refresh=True), begin=made.stale_root, mirror=mirror
-            )
-            resumed, what = served(subject)
-            if what not in {"fresh", "stale"}:
-                message = f"{name} of the mirror: {damage}; after a refresh a load gives {what}"
-                evidence = subject.evidence(resumed, staging=subject.tell(result))
-                raise Violation(message, evidence=evidence)
+    for name, fault in _damages(subject, made):
+        mirror = subject.scratch / "damaged-mirror"
+        trees.materialize(made.mirror, mirror)
+        damage = drills.damage(mirror, fault, subject.rng, name)
+        refresh = staging(NEWEST, refresh=True)
+        result = staged(subject, refresh, begin=made.stale_root, mirror=mirror)
+        resumed, what = served(subject)
+        if what not in {"fresh", "stale"}:
+            message = f"{fault} of {name} in the mirror; after a refresh a load gives {what}"
+            staging_told = subject.tell(result)
+            evidence = subject.evidence(resumed, staging=staging_told, damage=damage.to_json())
+            raise Violation(message, evidence=evidence)
 
 
-def _names_of_step(subject: Subject, made: Scene) -> list[str]:
-    """Name the files of step 4 in the mirror: those that are not there while step 2 alone is."""
-    subject.reset()
-    mirror = subject.scratch / "older-mirror"
-    job = (Run(until=OLDER, save_at=(OLDER,)), Close())
-    subject.execute(*job, options=Options(mirror=str(mirror)))
-    older = set(payload.names(mirror))
-    return [name for name in payload.names(made.mirror) if name not in older]
+def _damages(subject: Subject, made: Scene) -> list[tuple[str, str]]:
+    """Choose files of step 4 in the mirror, and what is done to each; of an empty one it goes.
 
-
-def _damage(subject: Subject, mirror: Path, name: str, damage: str) -> None:
-    if damage == "gone":
-        (mirror / name).unlink()
-    elif damage == "truncate-half":
-        at_rest.truncate(mirror, name, "half")
-    else:
-        data = bytearray((mirror / name).read_bytes())
-        data[subject.rng.randrange(len(data))] ^= 1 << subject.rng.randrange(8)
-        (mirror / name).write_bytes(data)
+    At the quick budget a file gets one damage, another than the file before it, and more of them
+    where there are few files.
+    """
+    names = payload.changed(made.older, made.mirror)
+    if not names:
+        raise Unknown("no file of the mirror is seen to have come, or changed, with step 4")
+    chosen = subject.sample(names, quick=DAMAGED)
+    turns = [
+        (name, DAMAGES[(number + turn) % len(DAMAGES)])
+        for turn in range(len(DAMAGES))
+        for number, name in enumerate(chosen)
+    ]
+    cases = [
+        (name, fault if (made.mirror / name).stat().st_size else GONE) for name, fault in turns
+    ]
+    distinct = list(dict.fromkeys(cases))
+    return distinct if subject.budget == "full" else distinct[:DAMAGED]
 
 
 # ---- while it is staged --------------------------------------------------------------------------

@@ -115,6 +115,11 @@ def cut(child: Any, files: list[str]) -> None:  # noqa: ANN401  a Child
         os.truncate(child.root / file, (child.root / file).stat().st_size // 2)
 
 
+def copy(_child: Any, source: str, target: str) -> None:  # noqa: ANN401  a Child
+    """Copy a directory that is not the manager's own, such as its mirror, as it is now."""
+    trees.copy(Path(source), Path(target))
+
+
 def gates(folder: Path, count: int) -> list[str]:
     """Make places where two children meet; for who writes their programs, and no probe."""
     places = [folder / f"gate-{number}" for number in range(count)]

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     Wait = Callable[[int], object]  # until the lock of a descriptor is one's own
 
-DIGEST = 32  # bytes
+DIGEST, WORD = 32, 8  # bytes
+POOL = "pool"
 A_MOMENT = 0.01  # seconds
 
 
@@ -91,9 +92,12 @@ class Mirroring(StepFiles):
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         wanted = self.wanted(step)
-        content = self.path(wanted).read_bytes()
+        content = self.read(wanted)
         unpack(job, content[DIGEST:] if self.trusts else opened(content))
         return wanted
+
+    def read(self, step: int) -> bytes:
+        return self.path(step).read_bytes()
 
     def stage(self, step: int, refresh: bool, kind: str | None) -> None:  # noqa: FBT001  as asked
         if kind is not None:
@@ -126,26 +130,35 @@ class Pooled(Mirroring):
     """The mirror is one file, in which each save puts its record behind the others."""
 
     def put(self, step: int, content: bytes) -> None:
-        there = self.pool.read_bytes() if self.pool.exists() else b""
-        draft = self.pool.with_suffix(".draft")
-        head = step.to_bytes(8, "little") + len(content).to_bytes(8, "little")
-        draft.write_bytes(there + head + content)
+        pool = self.mirror / POOL
+        draft = pool.with_suffix(".draft")
+        head = step.to_bytes(WORD, "little") + len(content).to_bytes(WORD, "little")
+        draft.write_bytes((pool.read_bytes() if pool.exists() else b"") + head + content)
         sync(draft)
-        draft.replace(self.pool)
+        draft.replace(pool)
         sync(self.mirror)
 
     def get(self, step: int) -> bytes:
-        pool, at = self.pool.read_bytes(), 0
-        while at + 16 <= len(pool):
-            found, size = (int.from_bytes(pool[at + n : at + n + 8], "little") for n in (0, 8))
-            if found == step:
-                return pool[at + 16 : at + 16 + size]
-            at += 16 + size
-        raise FileNotFoundError(f"step {step} is not in {self.pool}")
+        return records(self.mirror / POOL)[step]
 
-    @property
-    def pool(self) -> Path:
-        return self.mirror / "pool"
+    def steps(self) -> list[int]:
+        return sorted({*super().steps(), *records(self.root / POOL)})
+
+    def read(self, step: int) -> bytes:
+        """Read a step here, or of a mirror that is opened as it is."""
+        return super().read(step) if self.path(step).exists() else records(self.root / POOL)[step]
+
+
+def records(pool: Path) -> dict[int, bytes]:
+    """Return the records of a pool by their steps; the last one of a step counts."""
+    content, at = pool.read_bytes() if pool.exists() else b"", 0
+    found: dict[int, bytes] = {}
+    while at + 2 * WORD <= len(content):
+        step = int.from_bytes(content[at : at + WORD], "little")
+        begin = at + 2 * WORD
+        at = begin + int.from_bytes(content[at + WORD : begin], "little")
+        found[step] = content[begin:at]
+    return found
 
 
 @dataclass(frozen=True)

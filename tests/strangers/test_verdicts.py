@@ -94,6 +94,13 @@ LOCKED = {
     "unseen": Verdict.UNKNOWN,
     "unlocked": Verdict.VIOLATION,
 }
+# A mirror of one file for all steps, and of files that are empty, is damaged as others are.
+MIRRORED: dict[str, set[str]] = {
+    "flock": set(),
+    "pooled": set(),
+    "trusting": {"CKC-STAG-003"},
+    "pooled_trusting": {"CKC-STAG-003"},
+}
 # A signal that comes to nobody, or a job that fails before one is sent, says nothing.
 TOLD = {
     "noting": Verdict.PASS,
@@ -137,7 +144,7 @@ ADAPTERS = (
     *(f"headed:{name}" for name in (*HEADED, "twins")),
     *(f"hasty:{name}" for name in HASTY),
     *(f"numbered:{name}" for name in NUMBERED),
-    *(f"mirroring:{name}" for name in LOCKED),
+    *(f"mirroring:{name}" for name in {**LOCKED, **MIRRORED}),
     *(f"told:{name}" for name in TOLD),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     *("by_times:make", "by_times:either"),
@@ -310,6 +317,12 @@ def test_who_waits_for_a_stage_of_another_process_may(name: str, strangers: Serv
     """Whoever is held has the lock; whoever waits for it in a way of its own tells nothing."""
     (outcome,) = verdicts(f"mirroring:{name}", strangers, "CKC-STAG-005")["CKC-STAG-005"]
     assert outcome.verdict is LOCKED[name], outcome.reason
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_whatever_files_a_mirror_has_they_are_damaged(name: str, strangers: Server) -> None:
+    names = (*(f"CKC-STAG-00{number}" for number in range(1, 5)), "CKC-SMOK-003", "CKC-MIRR-003")
+    assert others(verdicts(f"mirroring:{name}", strangers, *names)).keys() == MIRRORED[name]
 
 
 @pytest.mark.parametrize("name", TOLD)
