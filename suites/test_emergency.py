@@ -15,7 +15,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance.fault_injectors import at_rest, points, system_call
+from ckpt_conformance.fault_injectors import at_rest, payload, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import require_calls
 from ckpt_conformance.harness.messages import (
     Call,
@@ -78,23 +78,24 @@ class Dumps:
     @property
     def names(self) -> list[str]:
         """Files that the dump of step 4 made or changed, relative to the directory."""
-        return changed(self.before, self.one)
+        return kept_trees.changed(self.before, self.one)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Files of both dumps that are alike but for the numbers in their names, older first."""
-        newer = {trees.pattern(name): name for name in changed(self.one, self.two)}
+        """Files of both dumps, alike but for bytes and the numbers in their names, older first."""
+        newer = {trees.pattern(name): name for name in kept_trees.changed(self.one, self.two)}
         return [
             (name, newer[kind])
             for name in self.names
-            if (kind := trees.pattern(name)) in newer and newer[kind] != name
+            if (kind := trees.pattern(name)) in newer
+            and at_rest.digest(self.two / newer[kind]) != at_rest.digest(self.one / name)
         ]
 
-
-def changed(before: Path, after: Path) -> list[str]:
-    """Name the files below `after` that are not there, or others, below `before`."""
-    then, now = kept_trees.fingerprint(before), kept_trees.fingerprint(after)
-    return sorted(name for name in now if now[name] not in {"/", then.get(name)})
+    @property
+    def with_bytes(self) -> set[str]:
+        """Regular files after the dump of step 4 that are not empty."""
+        names = payload.names(self.one)
+        return {name for name in names if (self.one / name).stat().st_size}
 
 
 def dumps(subject: Subject) -> Dumps:
@@ -240,18 +241,18 @@ def test_a_dump_that_is_not_whole_is_never_resumed(subject: Subject) -> None:
         raise control_failed(f"a dump alone removes {lost[0]}", "CKC-EMRG-004")
     cases: list[tuple[str, Path]] = []
     for name in subject.sample(made.names, quick=CUTS):
-        for what in ("gone", "half"):
+        for what in ("gone", "half") if name in made.with_bytes else ("gone",):
             place = subject.folder / "not-whole" / f"{len(cases)}"
             trees.materialize(made.one, place)
             if what == "gone":
-                (place / name).unlink()
+                at_rest.remove_all(place / name)
             else:
                 at_rest.truncate(place, name, "half")
             cases.append((f"{name} of a dump is {what}", place))
     for older, newer in subject.sample(made.pairs, quick=CUTS):
         place = subject.folder / "not-whole" / f"{len(cases)}"
         trees.materialize(made.two, place)
-        (place / newer).write_bytes((place / older).read_bytes())
+        at_rest.replace_file(place, newer, made.one / older)
         cases.append((f"{newer} has the bytes of {older}", place))
     resumes(subject, legal, cases)
 

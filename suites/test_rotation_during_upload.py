@@ -417,10 +417,10 @@ def _receipts(subject: Subject) -> tuple[Path, Sequence[str]]:
     result = prompt(subject, *shut, Close(), CopyOut(tree=str(after)))
     if not result.went_well:
         raise trouble(subject, result)
-    then, now = kept_trees.fingerprint(before), kept_trees.fingerprint(after)
-    found = sorted(path for path in now if (after / path).is_file() and now[path] != then.get(path))
+    changed = ((path, after / path) for path in kept_trees.changed(before, after))
+    found = [path for path, file in changed if file.is_file() and file.stat().st_size]
     if not found:
-        raise NotApplicable("an upload leaves no file in the manager's directory")
+        raise NotApplicable("an upload leaves no file with a byte in the manager's directory")
     trees.materialize(mirror_of(subject), subject.scratch / "mirrored")
     return after, found
 

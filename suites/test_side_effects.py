@@ -10,6 +10,7 @@ from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import DEFAULT_KIND, trees
 from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
+from ckpt_conformance.fault_injectors import payload
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.harness.messages import (
     BeginSave,
@@ -295,10 +296,8 @@ def _require_after_damage(subject: Subject, around: Probe) -> None:
 def spoil(subject: Subject) -> Probe:
     """Flip a bit in the middle of the largest file that the save of the newest step changed."""
     golden = subject.golden()
-    old, new = (fingerprint(golden.snapshot(step)) for step in golden.saves)
-    folder = golden.snapshot(golden.saves[-1])
-    changed = [name for name in new if old.get(name) != new[name] and (folder / name).is_file()]
-    sizes = {name: (folder / name).stat().st_size for name in changed}
+    old, folder = (golden.snapshot(step) for step in golden.saves)
+    sizes = {name: (folder / name).stat().st_size for name in payload.changed(old, folder)}
     file = max(sizes, key=lambda name: sizes[name])
     return probe("flip", file=file, offset=sizes[file] // 2)
 

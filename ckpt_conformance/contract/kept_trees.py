@@ -191,6 +191,12 @@ def fingerprint(root: Path) -> dict[str, str]:
     return digests
 
 
+def changed(before: Path, after: Path) -> list[str]:
+    """Name the files and links of one directory that are not in another one, or others there."""
+    then, now = fingerprint(before), fingerprint(after)
+    return sorted(name for name in now if now[name] not in {"/", then.get(name)})
+
+
 def _digest(path: str) -> str | None:
     """Return the digest of a file or link, `/` for a folder, None where nothing is."""
     try:
