@@ -58,15 +58,24 @@ def until_fired(run: FaultyRun, fault: Fault, point: Point | None = None) -> Pro
     A manager that writes or deletes in several threads makes some calls in one run and not in the
     next, such as a mkdir of what another thread has made by then, and makes them in another order.
     With a point the fault aims, after a run without it, at the call of this run that is the same
-    function at the same name.
+    function at the same name. One that goes on from a call on begins no later than at the last one.
     """
     result = run([fault])
     for _ in range(ATTEMPTS - 1):
         if result.has_fired:
             break
-        fault = _aimed(fault, point, result) if point else fault
+        fault = _aimed(fault, point, result) if point else _within(fault, result)
         result = run([fault])
     return result
+
+
+def _within(fault: Fault, result: ProcessResult) -> Fault:
+    """Let what goes on from a call on begin at the last one that a run made, if it made fewer."""
+    if not fault.args.get("persistent"):
+        return fault
+    seen = [call.call for report in result.of(RunResult).faults for call in report.log]
+    at = min(fault.args["at"], max(seen, default=fault.args["at"]))
+    return structs.replace(fault, args={**fault.args, "at": at})
 
 
 def _aimed(fault: Fault, point: Point, result: ProcessResult) -> Fault:

@@ -310,7 +310,7 @@ class Watch:
     def _join(
         self, real: Function, thread: threading.Thread, timeout: float | None = None
     ) -> object:
-        if late := self.late:
+        if (late := self.late) and thread.is_alive():  # who has ended is not waited for
             if late.ends_in_vain(timeout):
                 return real(thread, 0)
             late.before_wait(timeout)

@@ -44,6 +44,19 @@ def test_a_call_that_has_another_number_is_aimed_at_by_its_name() -> None:
     assert not counting.until_fired(run, KILL).has_fired
 
 
+def test_a_disk_is_full_at_the_last_call_of_a_run_that_makes_fewer() -> None:
+    """Nine calls needed room when they were counted; each run with the fault makes seven."""
+    full = Fault(injector="of:no one", args={"at": 9, "error": "ENOSPC", "persistent": True})
+    log = tuple(SeenCall(number, "write", "new") for number in range(1, 8))
+    report = FaultReport(name="system-call", calls=7, fired=0, log=log)
+
+    def run(faults: Sequence[Fault]) -> Any:  # noqa: ANN401  stands for a ProcessResult
+        ended = RunResult(faults=(report,))
+        return SimpleNamespace(has_fired=faults[0].args["at"] <= 7, of=lambda _: ended)
+
+    assert counting.until_fired(run, full).has_fired
+
+
 @pytest.mark.parametrize("fires_at", [1, 3, counting.ATTEMPTS])
 def test_a_call_that_comes_in_some_runs_is_hit_in_the_first(fires_at: int) -> None:
     runs, run = varying(fires_at)

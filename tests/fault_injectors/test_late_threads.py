@@ -41,6 +41,12 @@ def by_thread(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+def by_daemon(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
 class Own(threading.Thread):
     """A thread with a `run` of its own."""
 
@@ -179,6 +185,17 @@ def test_a_look_is_no_wait(make: Callable[..., Any]) -> None:
     assert not done.is_set()
 
 
+def test_to_join_a_thread_that_has_ended_is_no_wait(make: Callable[..., Any]) -> None:
+    """A save joins the thread of the one before it first: its own is late all the same."""
+    before = by_thread(lambda: None)
+    before.join()
+    late, done = make(), threading.Event()
+    before.join()
+    by_thread(done.set)
+    assert late.await_first()
+    assert not done.is_set()
+
+
 def test_the_last_one_goes_first(make: Callable[..., Any]) -> None:
     """In reverse order each ends before the next one goes on."""
     late = make(reverse=True)
@@ -234,6 +251,33 @@ def test_in_reverse_order_one_that_waits_for_a_plain_lock_is_seen(make: Callable
     assert not threads[0].is_alive()
     threads[1].join(30)
     assert lock.locked()
+
+
+def by_looks(event: threading.Event) -> None:
+    while not event.wait(0.01):
+        pass
+
+
+def by_naps(event: threading.Event) -> None:
+    while not event.is_set():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("wait", [threading.Event.wait, by_looks, by_naps])
+def test_one_that_waits_on_lets_one_after_another_go(make: Callable[..., Any], wait: Any) -> None:  # noqa: ANN401
+    """The last one waits for the first, and one in between has no end."""
+    late, first = make(reverse=True), threading.Event()
+    held = threading.Lock()
+    held.acquire()
+    works = (first.set, held.acquire, lambda: wait(first))
+    threads: list[threading.Thread] = []
+    for number, work in enumerate(works, start=1):
+        threads.append(by_daemon(work))
+        while late.calls < number:
+            assert late.await_first()
+    late.let_go()
+    threads[-1].join(30)
+    assert first.is_set()
 
 
 def test_where_no_thread_begins_nobody_is_waited_for_in_vain(

@@ -120,6 +120,7 @@ ADAPTERS = (
             "once",
             "locking",
             "looping",
+            "looking",
             "looping_late",
             "aliasing",
             "sharing_counters",
@@ -135,7 +136,7 @@ ADAPTERS = (
         )
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
-    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING, *HORIZON)),
+    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING, *HORIZON, "once")),
     *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring", "folders")),
     *(f"reused:{name}" for name in REUSING),
     *(f"sharded:{name}" for name in SHARDED),
@@ -217,9 +218,9 @@ def test_a_manager_that_saves_in_a_thread_is_judged_as_what_it_is(
     assert others(found).keys() == OF_TORCH
 
 
-@pytest.mark.parametrize("name", ["once", "locking", "looping"])
+@pytest.mark.parametrize("name", ["once", "locking", "looping", "looking"])
 def test_a_save_in_the_background_is_decided(name: str, strangers: Server) -> None:
-    """Where no step is saved twice, and where the caller waits for a lock, or in an event loop."""
+    """A step is taken once; the caller waits for a lock, or in a loop; a thread looks for one."""
     found = verdicts(f"background:{name}", strangers, *ids("CKC-ASYN"))
     # Nobody asks its thread how it ended, close neither.
     assert others(found).keys() == {"CKC-ASYN-004", "CKC-ASYN-005"}
@@ -279,6 +280,12 @@ def test_an_option_that_is_not_implemented_is_not_applicable(strangers: Server) 
     assert rotation.reason.startswith("the adapter does not implement keep_last=")
     assert smoke.verdict is Verdict.VIOLATION
     assert "retention is declared and does not work" in smoke.reason
+
+
+def test_a_save_that_two_kills_left_whole_is_not_made_again(strangers: Server) -> None:
+    """Beside what a dead save left it makes fewer calls: the second kill comes after its rename."""
+    (outcome,) = verdicts("limited:once", strangers, "CKC-ATOM-005")["CKC-ATOM-005"]
+    assert outcome.verdict is Verdict.PASS, outcome.reason
 
 
 @pytest.mark.parametrize(
