@@ -72,6 +72,8 @@ def join(value: Any, arrays: dict[str, Any]) -> Any:
 class Steps:
     """One CheckpointManager, which saves before `save` returns."""
 
+    in_background = False
+
     def __init__(self, root: Path, keep: int | None) -> None:
         """Open; `keep` is how many of the latest are preserved."""
         import orbax.checkpoint as ocp
@@ -79,7 +81,7 @@ class Steps:
         policies = ocp.checkpoint_managers
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.LatestN(keep) if keep else None,
-            enable_async_checkpointing=False,
+            enable_async_checkpointing=self.in_background,
         )
         names = ("arrays", "rest")
         self.args, self.manager = (
