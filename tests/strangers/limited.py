@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from step_files import StepFiles
+from step_files import StepFiles, sync
 
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability, Feature
 
@@ -115,6 +115,27 @@ def make(*limits: str, is_declared: bool = True, is_silent: bool = False) -> Ada
 
 
 @dataclass
+class Once(Limited):
+    """Takes no step twice; makes the folder of a draft unless a dead save has left it."""
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        if step in self.steps():
+            raise FileExistsError(self.path(step))
+        super().save(job, step)
+
+    def publish(self, step: int, content: bytes | bytearray) -> None:
+        folder = self.root / f"draft-{step}"
+        if not folder.exists():
+            folder.mkdir()
+        draft = folder / "content"
+        draft.write_bytes(content)
+        sync(draft)
+        draft.replace(self.path(step))
+        folder.rmdir()
+        sync(self.root)
+
+
+@dataclass
 class Ascending(Limited):
     """Keeps the last ones, and refuses a save of a step below the newest, in words or in none."""
 
@@ -155,6 +176,13 @@ class Horizon(Limited):
 
 
 @dataclass(frozen=True)
+class OfOnce(Adapter):
+    def open(self, root: Path, options: OpenOptions) -> Once:
+        del options
+        return Once(root, (), is_silent=False)
+
+
+@dataclass(frozen=True)
 class OfHorizon(Adapter):
     def open(self, root: Path, options: OpenOptions) -> Horizon:
         return Horizon(root, (), is_silent=False, keep=options.keep_last)
@@ -168,6 +196,7 @@ class Rotating(Adapter):
         return Ascending(root, (), is_silent=False, keep=options.keep_last, words=self.words)
 
 
+once = OfOnce(**vars(make()) | {"saves_over": False})
 ascending = Rotating(
     **vars(make()) | {"capabilities": make().capabilities | {Capability.RETENTION}}
 )
