@@ -185,6 +185,24 @@ class HalvesTravelWide(CheckpointManager):
         super().restore_model(model, state)
 
 
+@mutant(
+    "K04-odd",
+    url="NVIDIA/Megatron-LM#6666",
+    change="tensors of two bytes travel as pairs: the last one of an odd number stays behind",
+    violates={"CKC-RTRP-004"},
+)
+class HalvesTravelInPairs(CheckpointManager):
+    """Looks at the memory of bfloat16 as float32, whose number of elements is rounded down."""
+
+    def restore_model(self, model: Any, state: StateDict) -> None:
+        """Lose the last element."""
+        for value in state.values():
+            is_tensor = isinstance(value, torch.Tensor)
+            if is_tensor and value.dtype in {torch.float16, torch.bfloat16} and value.numel() % 2:
+                value.view(-1)[-1] = 0
+        super().restore_model(model, state)
+
+
 class Rewritten(Trainer):
     """Gives the job another dict of its own than was saved."""
 

@@ -231,8 +231,9 @@ class WithBits(Plain):
         self.register_buffer("tiny", payload.to(torch.int32).view(torch.float32))  # subnormal
         self.register_buffer("thirds", payload.double() / 3)
         self.register_buffer("wide", payload * 2 + 2**53 + 1)
-        # Signalling: a detour over a wider dtype gives other bits, as arithmetic does.
-        signal = payload % 63 + 1
+        # Signalling: a detour over a wider dtype gives other bits, as arithmetic does. Three, so
+        # that their bytes are no whole number of wider elements.
+        signal = payload[:3] % 63 + 1
         self.register_buffer("loud32", (0x7F800000 | payload).to(torch.int32).view(torch.float32))
         self.register_buffer("loud16", (0x7C00 | signal).to(torch.int16).view(torch.float16))
         if Feature.BFLOAT16 not in without:
