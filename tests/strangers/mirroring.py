@@ -13,6 +13,7 @@ import hashlib
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,6 +162,53 @@ def records(pool: Path) -> dict[int, bytes]:
     return found
 
 
+@dataclass
+class Uploading(Mirroring):
+    """Copies a step in a thread, while the job goes on."""
+
+    def __post_init__(self) -> None:
+        """Begin with no upload, and a gate that lets all pass."""
+        self.gate: Callable[[str], None] = lambda _: None
+        self.uploads = ThreadPoolExecutor(1)
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        content = sealed(packed(job))
+        with self.locked():
+            self.publish(step, content)
+        if self.mirror != self.root:
+            self.uploads.submit(self.upload, step, content)
+
+    def upload(self, step: int, content: bytes) -> None:
+        self.mirror.mkdir(exist_ok=True)
+        self.gate(self.path(step).name)
+        Mirroring(self.mirror, self.mirror).publish(step, content)
+        self.gate(self.mark(step).name)
+        self.mark(step).touch()
+        sync(self.mirror)
+
+    def close(self) -> None:
+        self.uploads.shutdown(wait=True)
+
+
+@dataclass
+class Refusing(Uploading):
+    """Saves no step that is there."""
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        if step in self.steps():
+            raise FileExistsError(f"step {step} is in {self.root}")
+        super().save(job, step)
+
+
+@dataclass
+class Ungated(Uploading):
+    """Does not ask before it copies a file, as an adapter has to."""
+
+    def upload(self, step: int, content: bytes) -> None:
+        self.gate = lambda _: None
+        super().upload(step, content)
+
+
 @dataclass(frozen=True)
 class Adapter(AdapterBase):
     kind: type[Mirroring] = Mirroring
@@ -168,10 +216,19 @@ class Adapter(AdapterBase):
     trusts: bool = False
 
     def open(self, root: Path, options: OpenOptions) -> Mirroring:
-        return self.kind(root, Path(options.mirror or root), self.way, self.trusts)
+        made = self.kind(root, Path(options.mirror or root), self.way, self.trusts)
+        if isinstance(made, Uploading) and options.upload_gate:
+            made.gate = options.upload_gate
+        return made
 
 
-def make(kind: type[Mirroring] = Mirroring, way: str = "flock", *, trusts: bool = False) -> Adapter:
+def make(
+    kind: type[Mirroring] = Mirroring,
+    way: str = "flock",
+    *,
+    trusts: bool = False,
+    saves_over: bool = True,
+) -> Adapter:
     able = {Capability.STEPS, Capability.EXPLICIT_STEP, Capability.MIRROR, Capability.STAGE}
     return Adapter(
         name="mirroring",
@@ -181,9 +238,12 @@ def make(kind: type[Mirroring] = Mirroring, way: str = "flock", *, trusts: bool 
         kind=kind,
         way=way,
         trusts=trusts,
+        saves_over=saves_over,
     )
 
 
 flock, sleeps, unseen, unlocked = (make(way=way) for way in WAYS)
 pooled = make(Pooled)
 trusting, pooled_trusting = make(trusts=True), make(Pooled, trusts=True)
+uploading, refusing, ungated = make(Uploading), make(Refusing), make(Ungated)
+declared = make(Refusing, saves_over=False)

@@ -101,6 +101,13 @@ MIRRORED: dict[str, set[str]] = {
     "trusting": {"CKC-STAG-003"},
     "pooled_trusting": {"CKC-STAG-003"},
 }
+# A save over a step that fails by itself is not passed over, nor an upload that nobody can hold.
+UPLOADED = {
+    "uploading": Verdict.PASS,
+    "declared": Verdict.PASS,
+    "refusing": Verdict.UNKNOWN,
+    "ungated": Verdict.UNKNOWN,
+}
 # A signal that comes to nobody, or a job that fails before one is sent, says nothing.
 TOLD = {
     "noting": Verdict.PASS,
@@ -145,7 +152,7 @@ ADAPTERS = (
     *(f"headed:{name}" for name in (*HEADED, "twins")),
     *(f"hasty:{name}" for name in HASTY),
     *(f"numbered:{name}" for name in NUMBERED),
-    *(f"mirroring:{name}" for name in {**LOCKED, **MIRRORED}),
+    *(f"mirroring:{name}" for name in {**LOCKED, **MIRRORED, **UPLOADED}),
     *(f"told:{name}" for name in TOLD),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     *("by_times:make", "by_times:either"),
@@ -328,8 +335,18 @@ def test_who_waits_for_a_stage_of_another_process_may(name: str, strangers: Serv
 
 @pytest.mark.parametrize("name", MIRRORED)
 def test_whatever_files_a_mirror_has_they_are_damaged(name: str, strangers: Server) -> None:
-    names = (*(f"CKC-STAG-00{number}" for number in range(1, 5)), "CKC-SMOK-003", "CKC-MIRR-003")
+    names = (*(f"CKC-STAG-00{number}" for number in range(1, 5)), "CKC-SMOK-003")
     assert others(verdicts(f"mirroring:{name}", strangers, *names)).keys() == MIRRORED[name]
+
+
+@pytest.mark.parametrize("name", UPLOADED)
+def test_what_cannot_be_saved_again_says_nothing_of_the_mirror(
+    name: str, strangers: Server
+) -> None:
+    """Whether a refusal is one that the adapter declares says another promise."""
+    (outcome,) = verdicts(f"mirroring:{name}", strangers, "CKC-MIRR-003")["CKC-MIRR-003"]
+    assert outcome.verdict is UPLOADED[name], outcome.reason
+    assert outcome.see == ("CKC-RTRP-008" if name == "refusing" else "")
 
 
 @pytest.mark.parametrize("name", TOLD)
