@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,70 +39,70 @@ from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Leaves
+    from ckpt_conformance.harness.messages import AnyOp, Leaves, Probe, Tree
     from ckpt_conformance.subject.subject import Subject
 
 OTHER = 5  # the step of the second process
 DEADLINE = 20.0  # seconds that each of the two may take: one of them stands until the other is done
 MOST = 12  # points at the full budget
+LOOK = probe("tree", go_on=True)  # at the files, by the second process
 
 
 @dataclass(frozen=True)
 class AtOnce:
     """A save of step 4 that was held at a call, and a save of another process meanwhile.
 
-    `states` has what the second one has saved, by its step; `after` is the directory once both have
-    ended. The first goes on before the second has ended, where that waits for a lock.
+    The second process saves `step`, which may be step 4, too; `state` is what it saved, None where
+    it did not come so far. `found` are the files that it met, in the midst of the first one's save,
+    `left` those right after its own save. `after` is the directory once both have ended. The first
+    goes on before the second has ended, where that waits for a lock: `has_waited`.
     """
 
     point: Point
     first: ProcessResult
     second: ProcessResult
-    states: dict[int, Leaves]
+    step: int
+    state: Leaves | None
+    found: Tree
+    left: Tree
+    has_waited: bool
     after: Path
 
     @property
-    def step(self) -> int:
-        """The step of the second process."""
-        return min(self.states, default=OTHER)
+    def has_returned(self) -> bool:
+        """Whether the save of the second process returned."""
+        return self.step in self.second.steps_of("acknowledged")
 
     @property
     def acknowledged(self) -> list[int]:
         """The steps of which a save has returned, of those that were made at once."""
         first = set(self.first.steps_of("acknowledged")) - {OLDER}
-        return sorted(first | set(self.second.steps_of("acknowledged")))
-
-    @property
-    def trees_seen(self) -> list[dict[str, str]]:
-        """Digests of the files before the second save, and after it."""
-        return [x.value for x in self.second.all_of(ProbeResult) if isinstance(x.value, dict)]
+        return sorted(first | ({self.step} if self.has_returned else set()))
 
     @property
     def is_passed_over(self) -> bool:
         """Whether the second save has returned and left each file as it was."""
-        before, after = self.trees_seen[:1], self.trees_seen[-1:]
-        return bool(self.second.steps_of("acknowledged")) and before == after
+        return self.has_returned and self.found == self.left
 
     @property
     def removed(self) -> dict[str, list[str]]:
-        """Say which files were there before the second save, and not after it."""
-        before, after = self.trees_seen[0], self.trees_seen[-1]
-        gone = sorted(set(before) - set(after))
+        """Say which files the second save took away; none where the first went on meanwhile."""
+        gone = [] if self.has_waited else sorted(self.found.keys() - self.left.keys())
         return {"gone after the second": gone[:8]} if gone else {}
 
     def told(self, subject: Subject) -> dict[str, str]:
         """Say which process did what."""
-        second = self.second
-        did = f"saves step {self.step}: {subject.tell(second)}"
-        if second.steps_of("acknowledged"):
+        did = f"saves step {self.step}: {subject.tell(self.second)}"
+        if self.has_returned:
             did = f"saves step {self.step}, which returns"
         if self.is_passed_over:
             did = f"{did} and has changed no file"
-        first = f"saves step {NEWEST}, and is held {self.point.name}; then it goes on"
+        then = "once the second waits" if self.has_waited else "then"
+        first = f"saves step {NEWEST}, and is held {self.point.name}; {then} it goes on"
         if NEWEST not in self.first.steps_of("acknowledged"):
             first = f"{first}, and fails: {subject.tell(self.first)}"
         return {"the first process": first, "the second, meanwhile": did}
@@ -147,7 +148,7 @@ def test_saves_at_once_cost_nothing(subject: Subject) -> None:
     if subject.info.max_keep == 1:
         raise NotApplicable("the manager keeps one step alone")
     runs = [*at_once(subject), *_of_one_step(subject)]
-    if not any(one.second.steps_of("acknowledged") for one in runs):
+    if not any(one.has_returned for one in runs):
         told = runs[0].told(subject)
         raise NotApplicable("two saves at once are refused: " + "; ".join(told.values()))
     for one in runs:
@@ -207,20 +208,14 @@ def _beside(subject: Subject, point: Point, step: int) -> AtOnce:
     held = system_call.hold(point.at, gate)
     given: dict[str, Any] = {"faults": (held,), "fault_step": NEWEST, "go_on": True}
     save = Run(until=NEWEST, save_at=(OLDER, NEWEST), **given)
-    was_held = probe("was_held", gate=str(gate), go_on=True)
-    first = subject.program(save, Close(go_on=True), was_held, deadline=DEADLINE)
-    ops: list[AnyOp] = [
-        probe("wait_for_the_other", gate=str(gate), go_on=True),
-        probe("tree", go_on=True),
-        probe("let_the_other_go_once_waiting", gate=str(gate), go_on=True),
-        *_saving(step),
-        probe("tree", go_on=True),
-        probe("let_the_other_go", gate=str(gate), go_on=True),
-        Run(until=step + 1, watch=True, go_on=True),
-        Close(go_on=True),
+    at_gate = partial(probe, gate=str(gate), go_on=True)
+    first: list[AnyOp] = [save, Close(go_on=True), at_gate("was_held")]
+    second = _meanwhile(step, at_gate)
+    programs = [
+        subject.program(*first, deadline=DEADLINE),
+        subject.program(*second, rank=1, deadline=DEADLINE),
     ]
-    second = subject.program(*ops, rank=1, deadline=DEADLINE)
-    one, other = subject.send([first, second])
+    one, other = subject.send(programs)
     if is_unsupervised(one):
         raise why_not(subject, one)
     if not one.has_fired:
@@ -229,18 +224,59 @@ def _beside(subject: Subject, point: Point, step: int) -> AtOnce:
         if result.exit_kind is not ExitKind.ENDED:
             raise Unknown(f"two saves at once do not end: {subject.tell(result)}")
     trees.copy(subject.root, after)
-    return AtOnce(point, one, other, _states(other, step), after)
+    found, left, has_waited = _seen(subject, other, second)
+    state = _state(subject, other, step)
+    return AtOnce(point, one, other, step, state, found, left, has_waited, after)
+
+
+def _meanwhile(step: int, at_gate: Callable[[str], Probe]) -> list[AnyOp]:
+    """List what the second process does: it looks at the files before its save, and after it."""
+    return [
+        at_gate("wait_for_the_other"),
+        LOOK,
+        at_gate("let_the_other_go_once_waiting"),
+        *_saving(step),
+        LOOK,
+        at_gate("let_the_other_go"),
+        Run(until=step + 1, watch=True, go_on=True),
+        Close(go_on=True),
+    ]
+
+
+def _seen(subject: Subject, second: ProcessResult, ops: Sequence[AnyOp]) -> tuple[Tree, Tree, bool]:
+    """Return the files before the second save and after it, and whether the first went on by then.
+
+    Raises Unknown where the second process did not come so far.
+    """
+    done = list(zip(ops, second.results, strict=False))
+    seen = [one.value for op, one in done if op == LOOK and isinstance(one, ProbeResult)]
+    if len(seen) != 2 or None in seen:  # noqa: PLR2004  before and after
+        raise Unknown(f"the second process does not come to its save: {subject.tell(second)}")
+    return seen[0], seen[1], bool(second.of(ProbeResult).value)
 
 
 def _saving(step: int) -> list[AnyOp]:
-    """List what saves a step, of a job whose every tensor differs from the first process's."""
-    return [Run(until=step), Perturb(), Save(step=step, go_on=True)]
+    """List what saves a step, of a job whose every tensor differs from the first process's.
+
+    A manager may refuse to be opened beside another one; then what follows fails, too.
+    """
+    return [Run(until=step, go_on=True), Perturb(go_on=True), Save(step=step, go_on=True)]
 
 
-def _states(result: ProcessResult, step: int) -> dict[int, Leaves]:
-    """Return the state that was saved, as the first training step after the save met it."""
-    last = result.all_of(RunResult)[-1]
-    return {step: whole(last.states[step])} if step in last.states else {}
+def _state(subject: Subject, second: ProcessResult, step: int) -> Leaves | None:
+    """Return the state that was saved, as the first training step after the save met it.
+
+    Raises Unknown where it is none of its own: then nothing tells one save from the other.
+    """
+    states = second.of(RunResult).states
+    if step not in states:
+        if step in second.steps_of("acknowledged"):
+            raise Unknown(f"after its save a job does not train on: {subject.tell(second)}")
+        return None
+    state = whole(states[step])
+    if oracle.same(state, subject.legal(subject.golden())[NEWEST], subject.holds):
+        raise Unknown(f"both processes save the same, as steps {NEWEST} and {step}")
+    return state
 
 
 def _load(subject: Subject, one: AtOnce, step: int) -> ProcessResult:
@@ -283,7 +319,7 @@ def _require_the_first(subject: Subject, one: AtOnce) -> None:
     error = one.first.error
     if NEWEST in one.first.steps_of("acknowledged") or error is None or error.typed:
         return
-    if not one.second.steps_of("acknowledged"):
+    if not one.has_returned:
         return
     message = f"a save that is under way fails once another process saves: {error.type}"
     raise Violation(message, evidence={**one.told(subject), **one.removed})
@@ -292,8 +328,8 @@ def _require_the_first(subject: Subject, one: AtOnce) -> None:
 def _legal(subject: Subject, one: AtOnce) -> dict[int, list[Leaves]]:
     """Map each step to the states that a process has saved under it."""
     legal = {NEWEST: [subject.legal(subject.golden())[NEWEST]]}
-    for step, state in one.states.items():
-        legal.setdefault(step, []).append(state)
+    if one.state is not None:
+        legal.setdefault(one.step, []).append(one.state)
     return legal
 
 
