@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
@@ -22,23 +25,32 @@ from ckpt_conformance.harness.messages import (
     BeginSave,
     BeginSaveResult,
     Close,
+    CopyOut,
     EndSaves,
     EndSavesResult,
     ExitKind,
     Run,
     Train,
     calls_of,
+    faults_of,
 )
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.subject import Slot
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Generator, Mapping
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, EndedSave, Fault, Leaves, SeenCall
+    from ckpt_conformance.harness.messages import (
+        AnyOp,
+        EndedSave,
+        Error,
+        Fault,
+        Leaves,
+        SeenCall,
+    )
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST, LATER, LAST = 2, 4, 6, 8
@@ -132,7 +144,10 @@ def calls_behind(subject: Subject) -> tuple[SeenCall, ...]:
 def _count(subject: Subject) -> tuple[SeenCall, ...]:
     subject.reset()
     counting = BeginSave(faults=(system_call.late(0),))
-    return _background_calls(subject.execute(*up_to_newest(), counting, EndSaves(), Close()))
+    saving = subject.execute(*up_to_newest(), counting, EndSaves(), Close())
+    if not is_unsupervised(saving):
+        require_good_control(subject, saving)
+    return _background_calls(saving)
 
 
 def _background_calls(saving: ProcessResult) -> tuple[SeenCall, ...]:
@@ -176,16 +191,71 @@ def ends(saving: ProcessResult) -> tuple[EndedSave, ...]:
 
 def error_of(saving: ProcessResult) -> str:
     """Return the first error that a handle told, or nothing."""
-    return next((one.error.message for one in ends(saving) if one.error), "")
+    return next((error.message for error in errors_of(saving)), "")
 
 
 def require_held(subject: Subject, saving: ProcessResult) -> None:
-    """Raise Unknown if nothing of the save stood while the job went on."""
-    if any(report.fired for report in saving.of(EndSavesResult).faults):
-        return
-    if not begun_by(subject).is_made_by_who_waits:
+    """Raise Unknown if nothing of the save stood while the job went on.
+
+    The journal tells it, also of a process that has ended meanwhile.
+    """
+    if not saving.has_fired and not begun_by(subject).is_made_by_who_waits:
         message = "neither a thread nor a system call of the save was seen to wait for the job"
         raise Unknown(message, cause=Cause.MACHINE)
+
+
+def errors_of(saving: ProcessResult) -> list[Error]:
+    """Return what was told of a failure by the handles of the saves that were waited for last."""
+    return [one.error for one in ends(saving) if one.error]
+
+
+def met_the_fault(subject: Subject, saving: ProcessResult, *told: Error | None) -> bool:
+    """Return whether one of these errors is there: what came of the fault that hit the save.
+
+    Raises Unknown for an error before the fault had hit a call. One that says neither that the disk
+    failed nor what the manager documents may be another one: then the program must end well without
+    the fault.
+    """
+    errors = [error for error in told if error]
+    if errors and not saving.has_fired:
+        raise Unknown(f"{errors[0].message}: an error, and the fault has hit no call")
+    if errors and not any(error.disk or error.typed for error in errors):
+        without_faults(subject, saving)
+    return bool(errors)
+
+
+def without_faults(subject: Subject, saving: ProcessResult) -> None:
+    """Run a program once more without its faults; raises Unknown unless that ends well.
+
+    What it leaves is in the manager's directory then.
+    """
+    trees.clear(subject.root)
+    ops = [op for op in saving.program.ops if not isinstance(op, CopyOut)]
+    plain = tuple(structs.replace(op, faults=()) if faults_of(op) else op for op in ops)
+    (control,) = subject.send([structs.replace(saving.program, ops=plain)])
+    handles = [one.error for ended in control.all_of(EndSavesResult) for one in ended.saves]
+    if not control.went_well or any(handles):
+        told = next((error.message for error in handles if error), subject.tell(control))
+        raise control_failed(f"without the fault, too: {told}")
+
+
+@contextmanager
+def due_to_the_fault(
+    subject: Subject, saving: ProcessResult, steps: Collection[int], legal: Mapping[int, Leaves]
+) -> Generator[None]:
+    """Let a violation through where the program without its faults saves these steps.
+
+    Raises Unknown, as a failed control, where it does not either.
+    """
+    try:
+        yield
+    except Violation:
+        without_faults(subject, saving)
+        try:
+            require_each(subject, dict.fromkeys(steps, "without the fault, too, a save"), legal)
+        except Violation as alone:
+            raise control_failed(alone) from None
+        raise
 
 
 def resumed_from(
@@ -201,6 +271,12 @@ def fails_alone(subject: Subject, saving: ProcessResult) -> Unknown:
     """Make the Unknown of a save that is no better without what disturbs it."""
     reason = f"the save alone does not end well: {error_of(saving) or subject.tell(saving)}"
     return control_failed(reason, "CKC-ASYN-001")
+
+
+def require_good_control(subject: Subject, saving: ProcessResult) -> None:
+    """Raise Unknown unless a save that no fault makes fail ends well."""
+    if not saving.went_well or error_of(saving):
+        raise fails_alone(subject, saving)
 
 
 def stops(subject: Subject, saving: ProcessResult) -> Unknown:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
+from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.harness.client import is_unsupervised
@@ -40,11 +40,15 @@ from ckpt_conformance.suites.background_saves import (
     begun_by,
     calls_behind,
     classified,
+    due_to_the_fault,
     ends,
-    error_of,
+    errors_of,
     failing_once,
     hang,
+    met_the_fault,
     require_each,
+    require_good_control,
+    require_held,
     resumed_from,
     stops,
     undisturbed,
@@ -56,7 +60,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, EndedSave, Fault, Leaves, SeenCall
+    from ckpt_conformance.harness.messages import AnyOp, EndedSave, Error, Fault, Leaves, SeenCall
     from ckpt_conformance.subject.subject import Subject
 
 
@@ -75,13 +79,13 @@ def test_an_error_that_nobody_asked_for_is_raised_later(subject: Subject) -> Non
     saving = subject.execute(*up_to_newest(), *failing, *later)
     if is_unsupervised(saving):
         raise why_not(subject, saving)
-    if saving.of(BeginSaveResult, 0).error:
-        return  # the call itself met the full disk
+    if met_the_fault(subject, saving, saving.of(BeginSaveResult, 0).error):
+        return  # in the call itself
     if not saving.reached(CloseResult):
         raise stops(subject, saving)
     if not any(report.fired for report in saving.of(EndSavesResult, 0).faults):
         raise Unknown(NO_FAILURE)
-    if _is_told(saving):
+    if met_the_fault(subject, saving, *_told_later(saving)):
         return
     outcome, _ = resumed_from(subject, after, legal)
     if outcome is Outcome.NEW:
@@ -90,10 +94,10 @@ def test_an_error_that_nobody_asked_for_is_raised_later(subject: Subject) -> Non
     raise Violation(message, evidence=subject.evidence(saving, outcome=str(outcome)))
 
 
-def _is_told(saving: ProcessResult) -> bool:
-    """Return whether the next save, its handle, or close raised."""
+def _told_later(saving: ProcessResult) -> list[Error | None]:
+    """Return what the next save, its handle, and close raised."""
     later = (saving.of(BeginSaveResult, 1), saving.of(CloseResult))
-    return any(one.error for one in later) or bool(error_of(saving))
+    return [*(one.error for one in later), *errors_of(saving)]
 
 
 @check("CKC-ASYN-007")
@@ -114,8 +118,8 @@ def test_a_handle_says_what_is(subject: Subject) -> None:
     waiting = (EndSaves(hurries=True), CopyOut(tree=str(after)), EndSaves())
     held = (BeginSave(faults=(LATE,)), CopyOut(tree=str(during)), *waiting)
     saving = subject.execute(*up_to_newest(), *held, Close())
-    begun = saving.of(BeginSaveResult)
-    if begun.is_held and not begun.goes_on:
+    require_good_control(subject, saving)
+    if saving.has_fired and not saving.of(BeginSaveResult).goes_on:
         _require_there(subject, during, legal, "a save is done, says its handle, and is not there")
     for one in saving.of(EndSavesResult, 0).saves:
         _require_same_answers(subject, saving, one)
@@ -124,19 +128,24 @@ def test_a_handle_says_what_is(subject: Subject) -> None:
     calls = calls_behind(subject)
     for at in sorted({1, len(calls)} if calls else ()):
         subject.reset()
-        _require_not_done_early(subject, system_call.late(at), during, legal)
+        _require_not_done_early(subject, at, during, legal)
+    if not calls and begun_by(subject).goes_on:
+        require_held(subject, saving)
     subject.reset()
     failing = (BeginSave(faults=(FULL_DISK,)), EndSaves(polls=True))
     _require_told(subject, subject.execute(*up_to_newest(), *failing), legal)
 
 
 def _require_not_done_early(
-    subject: Subject, late: Fault, during: Path, legal: Mapping[int, Leaves]
+    subject: Subject, at: int, during: Path, legal: Mapping[int, Leaves]
 ) -> None:
     """Raise Violation if a handle is done while calls of its save wait that it needs."""
-    held = (BeginSave(faults=(late,)), CopyOut(tree=str(during)), EndSaves())
-    begun = subject.execute(*up_to_newest(), *held, Close()).of(BeginSaveResult)
-    if begun.is_held and not begun.goes_on:
+    held = (BeginSave(faults=(system_call.late(at),)), CopyOut(tree=str(during)), EndSaves())
+    saving = subject.execute(*up_to_newest(), *held, Close())
+    require_good_control(subject, saving)
+    if not saving.has_fired:
+        raise Unknown(f"call {at} of the background was counted, and is not made again")
+    if not saving.of(BeginSaveResult).goes_on:
         message = "a save is done, says its handle, while it still writes, and is not there"
         _require_there(subject, during, legal, message)
 
@@ -153,13 +162,13 @@ def _require_told(subject: Subject, failing: ProcessResult, legal: Mapping[int, 
     """Raise Violation unless the handle of a save that failed says so, whatever it is asked."""
     if is_unsupervised(failing):
         raise why_not(subject, failing)
-    if failing.of(BeginSaveResult).error:
-        return  # the call itself met the full disk
+    if met_the_fault(subject, failing, failing.of(BeginSaveResult).error):
+        return  # in the call itself
     if not failing.reached(EndSavesResult):
         raise stops(subject, failing)
     for one in ends(failing):
         _require_same_answers(subject, failing, one)
-    if error_of(failing):
+    if met_the_fault(subject, failing, *errors_of(failing)):
         return
     if not failing.has_fired:
         raise Unknown(NO_FAILURE)
@@ -207,9 +216,10 @@ def test_the_save_after_a_failed_one_is_made(subject: Subject) -> None:
         raise stops(subject, saving)
     if not saving.has_fired:
         raise Unknown(NO_FAILURE)
-    _require_later_saves(subject, saving)
     later = {step: f"the save of step {step}, after a failed one," for step in _made(saving)}
-    require_each(subject, later, legal)
+    with due_to_the_fault(subject, saving, (NEWEST, LATER, LAST), legal):
+        _require_later_saves(subject, saving)
+        require_each(subject, later, legal)
 
 
 def _require_later_saves(subject: Subject, saving: ProcessResult) -> None:
@@ -276,6 +286,7 @@ def _counted(subject: Subject, case: Failing) -> list[SeenCall]:
     saving = subject.execute(*case.ops(counting), options=subject.keeping())
     if is_unsupervised(saving):
         raise why_not(subject, saving)
+    require_good_control(subject, saving)
     calls = calls_of(saving.of(EndSavesResult).faults)
     if not calls:
         raise Unknown(NO_FAILURE)
@@ -308,6 +319,8 @@ def _require_not_lost(subject: Subject, case: Failing, call: SeenCall) -> None:
     saving = subject.execute(*case.ops(full), options=subject.keeping())
     if saving.exit_kind is ExitKind.HANG:
         raise stops(subject, saving)
+    if not saving.has_fired:
+        raise Unknown(f"{call.what} of {call.path} was counted, and is not made again")
     resumed = subject.resume()
     outcome = subject.classify(resumed, legal, newest=NEWEST, acknowledged=(case.there,))
     if outcome is Outcome.NEW or (case is NEW_STEP and outcome in WHOLE):
@@ -328,9 +341,18 @@ def _require_not_lost(subject: Subject, case: Failing, call: SeenCall) -> None:
 
 
 def _is_second(subject: Subject, resumed: ProcessResult) -> bool:
-    """Return whether a load gave what the save over a step saves when nothing fails."""
-    step, state = oracle.arrival(resumed)
+    """Return whether a load gave what the save over a step saves when nothing fails.
+
+    Raises Unknown where that gives no step 4, or no other than the first save.
+    """
+    first = subject.loaded(subject.golden(), NEWEST)
     subject.reset()
-    subject.execute(*SAME_STEP.ops(), options=subject.keeping())
-    expected, second = oracle.arrival(subject.resume())
-    return step == expected and oracle.same(state, second, subject.holds)
+    saving = subject.execute(*SAME_STEP.ops(), options=subject.keeping())
+    require_good_control(subject, saving)
+    over = subject.resume()
+    expected, second = oracle.arrival(over)
+    if expected != NEWEST or oracle.same(second, first, subject.holds):
+        reason = f"a save over step {NEWEST} is not what a load gives: {subject.tell(over)}"
+        raise control_failed(reason, "CKC-DISC-008")
+    step, state = oracle.arrival(resumed)
+    return step == NEWEST and oracle.same(state, second, subject.holds)

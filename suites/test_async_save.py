@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
-from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
+from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.harness.client import is_unsupervised
@@ -42,8 +42,11 @@ from ckpt_conformance.suites.background_saves import (
     calls_behind,
     classified,
     error_of,
+    failing_once,
     fails_alone,
+    met_the_fault,
     require_each,
+    require_good_control,
     require_good_end,
     require_held,
     resumed_from,
@@ -120,13 +123,12 @@ def test_the_last_step_is_there_while_a_save_goes_on(subject: Subject) -> None:
     begin = BeginSave(faults=(begun_by(subject).late,))
     ops = (*up_to_newest(), begin, CopyOut(tree=str(during)), EndSaves())
     saving = subject.execute(*ops, Close(), options=subject.keeping())
-    if not saving.went_well or error_of(saving):
-        raise fails_alone(subject, saving)
+    require_good_control(subject, saving)
+    require_held(subject, saving)  # else the copy is of no moment
     outcome, resumed = resumed_from(subject, during, legal)
     if outcome not in WHOLE:
         evidence = subject.evidence(resumed, outcome=str(outcome))
         raise Violation(f"while a save goes on, a load gives {outcome}", evidence=evidence)
-    require_held(subject, saving)
 
 
 @check("CKC-ASYN-003")
@@ -137,13 +139,16 @@ def test_saves_that_overlap_keep_their_order(subject: Subject) -> None:
     buffer, or three two of them (C03, D10).
     How: begin to save step 4, train, begin to save step 6, train, begin to save step 8; let the
     thread that came last go first. A new process must get step 8, and the others by request. Then
-    two saves of one step: it gets the later.
+    two saves of one step: it gets the later. A call that waits for the save before it keeps the
+    order, and so does one that raises meanwhile. The control saves one after the other.
     """
     undisturbed(subject)
     legal = subject.legal(subject.golden(ALL))
     subject.reset()
     with standing_on(subject, test_what_the_job_does_after_the_call_is_not_saved):
         _require_order(subject, legal)
+        if subject.info.saves_over:
+            _require_the_later_of_one_step(subject, legal)
 
 
 @contextmanager
@@ -159,33 +164,95 @@ def standing_on(subject: Subject, *checks: controls.Check) -> Generator[None]:
 
 def _require_order(subject: Subject, legal: Mapping[int, Leaves]) -> None:
     """Raise Violation unless saves that overlap are all there, as they were called."""
-    late = begun_by(subject).late
-    overlapping = three(BeginSave(faults=(LAST_FIRST if late == LATE else late,)))
+    overlapping = three(_begin_first(subject))
     saving = subject.execute(*up_to_newest(), *overlapping, EndSaves(), Close())
-    if not saving.reached(EndSavesResult) or error_of(saving):
-        require_good_end(subject, saving, "one of three saves that overlap fails")
-    what = "of three saves that overlap that of step {}"
-    require_each(subject, {step: what.format(step) for step in begun(saving)}, legal)
-    if subject.info.saves_over:
-        _require_the_later_of_one_step(subject)
+    with due_to_the_overlap(subject, legal):
+        if not saving.reached(EndSavesResult) or error_of(saving):
+            require_good_end(subject, saving, "one of three saves that overlap fails")
+        what = "of three saves that overlap that of step {}"
+        require_each(subject, {step: what.format(step) for step in begun(saving)}, legal)
+    _require_overlap(subject, saving, legal)
+
+
+def _begin_first(subject: Subject) -> BeginSave:
+    """Begin a save that is late; of those that come after it the last one goes first."""
+    late = begun_by(subject).late
+    return BeginSave(faults=(LAST_FIRST if late == LATE else late,))
+
+
+@contextmanager
+def due_to_the_overlap(subject: Subject, legal: Mapping[int, Leaves]) -> Generator[None]:
+    """Let a violation through where saves that do not overlap keep what it breaks.
+
+    Raises Unknown, as a failed control, where they do not either.
+    """
+    try:
+        yield
+    except Violation:
+        _require_in_turn(subject, legal)
+        raise
+
+
+def _require_in_turn(subject: Subject, legal: Mapping[int, Leaves]) -> None:
+    """Raise Unknown unless three saves, each begun when the one before has ended, are there."""
+    trees.clear(subject.root)
+    saving = subject.execute(*failing_once(()))
+    try:
+        require_good_end(subject, saving, "one of three saves that do not overlap fails")
+        in_turn = {step: f"the save of step {step}, alone," for step in ALL[1:]}
+        require_each(subject, in_turn, legal)
+    except Violation as alone:
+        raise control_failed(alone) from None
+
+
+def _require_overlap(subject: Subject, saving: ProcessResult, legal: Mapping[int, Leaves]) -> None:
+    """Raise Unknown unless a save was begun while another one was seen to go on.
+
+    A manager may refuse to begin a second one, or let its call wait until the first has ended: then
+    nothing overlaps, and the order is kept.
+    """
     require_held(subject, saving)
+    first, *others = saving.all_of(BeginSaveResult)
+    if any(one.beside for one in others):
+        return
+    if any(one.error for one in others):
+        _require_in_turn(subject, legal)
+    elif not first.is_held and not begun_by(subject).is_made_by_who_waits:
+        raise Unknown("no save was seen to begin while another one went on")
 
 
-def _require_the_later_of_one_step(subject: Subject) -> None:
+def _require_the_later_of_one_step(subject: Subject, legal: Mapping[int, Leaves]) -> None:
     """Save one step twice, the second time with another state; first without an overlap."""
-    states: list[Leaves] = []
-    for first in (Save(), BeginSave(faults=(LAST_FIRST,))):
-        again = Save(step=NEWEST) if isinstance(first, Save) else BeginSave(step=NEWEST)
-        subject.reset()
-        saving = subject.execute(*up_to_newest(), first, Train(n=1), again, EndSaves(), Close())
-        if isinstance(first, Save) and not saving.went_well:
-            return  # CKC-RTRP-008 says what comes of a save over a step
+    wanted = _saved_over(subject, legal[NEWEST])
+    subject.reset()
+    twice = (_begin_first(subject), Train(n=1), BeginSave(step=NEWEST, go_on=True))
+    saving = subject.execute(*up_to_newest(), *twice, EndSaves(), Close())
+    if saving.reached(CloseResult) and saving.of(BeginSaveResult).error:
+        wanted = legal[NEWEST]  # it takes no second one meanwhile, and says so
+    else:
         require_good_end(subject, saving, "the second save of one step fails")
-        _, state = oracle.arrival(subject.resume())
-        states.append(state)
-    if differs := oracle.differences(states[1], states[0], subject.holds):
-        evidence = {"differs": differs}
+    resumed = subject.resume()
+    if differs := oracle.differences(oracle.arrival(resumed)[1], wanted, subject.holds):
+        evidence = {**subject.evidence(resumed), "differs": differs}
         raise Violation("of two saves of one step that overlap it has another", evidence=evidence)
+    _require_overlap(subject, saving, legal)
+
+
+def _saved_over(subject: Subject, first: Leaves) -> Leaves:
+    """Return what a load gives of a step that was saved twice, one save after the other.
+
+    Raises Unknown, as a failed control, where that is not the second save.
+    """
+    subject.reset()
+    saving = subject.execute(*up_to_newest(), Save(), Train(n=1), Save(step=NEWEST), Close())
+    if not saving.went_well:
+        raise control_failed(f"a save over a step: {subject.tell(saving)}", "CKC-RTRP-008")
+    resumed = subject.resume()
+    step, second = oracle.arrival(resumed)
+    if step != NEWEST or oracle.same(second, first, subject.holds):
+        reason = f"a save over step {NEWEST} is not what a load gives: {subject.tell(resumed)}"
+        raise control_failed(reason, "CKC-DISC-008")
+    return second
 
 
 @check("CKC-ASYN-004")
@@ -203,9 +270,11 @@ def test_close_finishes_what_was_begun(subject: Subject) -> None:
     subject.reset()
     after = subject.scratch / "after"
     closing = (Close(hurries=True, go_on=True), CopyOut(tree=str(after)))
-    saving = subject.execute(*up_to_newest(), *three(BeginSave(faults=(LATE,))), *closing)
+    begin = BeginSave(faults=(begun_by(subject).late,))
+    saving = subject.execute(*up_to_newest(), *three(begin), *closing)
     if not saving.reached(CopyOutResult):
         raise fails_alone(subject, saving)
+    require_held(subject, saving)
     if not saving.of(CloseResult).error:
         trees.materialize(after, subject.root)
         what = "close returned, and the save of step {} that was begun"
@@ -224,14 +293,16 @@ def _require_told_by_close(subject: Subject) -> None:
     saving = subject.execute(*up_to_newest(), *failing)
     if is_unsupervised(saving):
         raise why_not(subject, saving)
-    if saving.of(BeginSaveResult).error or saving.of(CloseResult).error:
+    if met_the_fault(
+        subject, saving, saving.of(BeginSaveResult).error, saving.of(CloseResult).error
+    ):
         return
     if not saving.reached(CloseResult):
         raise stops(subject, saving)
+    if not saving.has_fired:
+        raise Unknown(NO_FAILURE)
     resumed = subject.resume()
     outcome = classified(subject, resumed, legal)
-    if outcome is Outcome.NEW and not saving.has_fired:
-        raise Unknown(NO_FAILURE)
     if outcome is not Outcome.NEW:
         evidence = subject.evidence(resumed, outcome=str(outcome), step=NEWEST)
         message = f"the save of step {NEWEST} failed, and close, called next, says nothing"
@@ -249,7 +320,9 @@ def test_a_process_that_ends_leaves_whole_steps(subject: Subject) -> None:
     process must get step 4 or step 2.
     """
     legal = undisturbed(subject)
-    _require_whole(subject, LATE, "end_as_interpreters_do", legal)
+    how = begun_by(subject)
+    if how.late == LATE or how.is_made_by_who_waits:  # else no thread of it is seen
+        _require_whole(subject, LATE, "end_as_interpreters_do", legal)
     for at in _midst(subject):
         subject.reset()
         _require_whole(subject, system_call.late(at), "end_at_once", legal)
@@ -273,8 +346,9 @@ def _require_whole(subject: Subject, late: Fault, end: str, legal: Mapping[int, 
         raise Violation(
             "a process does not end whose save goes on", evidence=subject.evidence(ending)
         )
-    if ending.results:
+    if ending.results or ending.code:
         raise fails_alone(subject, ending)
+    require_held(subject, ending)
     resumed = subject.resume()
     outcome = classified(subject, resumed, legal)
     if outcome not in WHOLE:

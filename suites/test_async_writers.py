@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
@@ -29,9 +30,11 @@ from ckpt_conformance.suites.background_saves import (
     NEWEST,
     OLDER,
     WHOLE,
+    due_to_the_fault,
     failing_once,
     hang,
     require_each,
+    require_good_control,
     resumed_from,
     stops,
     undisturbed,
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import Error, SeenCall
     from ckpt_conformance.subject.subject import Subject
+
+
+STEPS = (NEWEST, LATER, LAST)  # of the saves in the background
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ def test_the_death_of_a_writer_is_told(subject: Subject) -> None:
     or step 4 from what was there then, and each later step whose handle tells no error.
     """
     undisturbed(subject)
-    legal = subject.legal(subject.golden((OLDER, NEWEST, LATER, LAST)))
+    legal = subject.legal(subject.golden((OLDER, *STEPS)))
     for death in _deaths(subject):
         where = f"the writer of step {NEWEST} was killed at {death.call.what} of {death.call.path}"
         outcome, resumed = resumed_from(subject, death.then, legal)
@@ -95,11 +101,15 @@ def test_the_death_of_a_writer_is_told(subject: Subject) -> None:
             raise Violation(f"{where}, and a load gives {outcome}", evidence=evidence)
         if outcome is not Outcome.NEW and not death.told:
             raise Violation(f"{where}, and its handle says that it went well", evidence=evidence)
-        made = [step for step, error in death.later.items() if not error]
-        if made:
-            resumed_from(subject, death.there, legal, newest=made[-1])
-            later = {step: f"{where}; the later save of step {step}" for step in made}
-            require_each(subject, later, legal)
+        later = {
+            step: f"{where}; the later save of step {step}"
+            for step, error in death.later.items()
+            if not error
+        }
+        if later:
+            trees.materialize(death.there, subject.root)
+            with due_to_the_fault(subject, death.saving, STEPS, legal):
+                require_each(subject, later, legal)
 
 
 @check("CKC-ASYN-011")
@@ -111,11 +121,13 @@ def test_the_save_after_the_death_of_a_writer_is_made(subject: Subject) -> None:
     How: as of CKC-ASYN-010. The next save may tell of the death; the one after it must be made.
     """
     undisturbed(subject)
+    legal = subject.legal(subject.golden((OLDER, *STEPS)))
     for death in _deaths(subject):
         if error := death.later[LAST]:
             evidence = subject.evidence(death.saving, step=LAST, error=error.message)
             message = "the writer of a save was killed, and the second save after it fails, too"
-            raise Violation(message, evidence=evidence)
+            with due_to_the_fault(subject, death.saving, STEPS, legal):
+                raise Violation(message, evidence=evidence)
 
 
 def _deaths(subject: Subject) -> list[Death]:
@@ -129,6 +141,7 @@ def _chosen(subject: Subject) -> list[SeenCall]:
     saving = subject.execute(*up_to_newest(), counting, EndSaves(), Close())
     if is_unsupervised(saving):
         raise why_not(subject, saving)
+    require_good_control(subject, saving)
     calls = calls_of(saving.of(EndSavesResult).faults)
     if not calls:
         raise NotApplicable("no process but the job's own writes")

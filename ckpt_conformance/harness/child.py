@@ -355,6 +355,8 @@ class Child:
             held = [fault.await_first() for fault in self.faults if hasattr(fault, "await_first")]
             result["is_held"] = any(held)
             result["goes_on"] = not pending.done()
+        earlier = [one for _, one in self._begun if one is not None]
+        result["beside"] = sum(not one.done() for one in earlier)
         self._begun.append((step, pending))
 
     def op_end_saves(self, op: messages.EndSaves, result: Draft) -> None:

@@ -373,11 +373,13 @@ class SaveResult(Result, frozen=True, tag="save"):
 class BeginSaveResult(Result, frozen=True, tag="begin_save"):
     """Whether the save went on when the call had returned, and whether a fault held threads then.
 
-    `goes_on` is what its handle said, once the first thread stood.
+    `goes_on` is what its handle said, once the first thread stood. `beside`: earlier saves that
+    went on then, as their handles say.
     """
 
     goes_on: bool = False
     is_held: bool = False
+    beside: int = 0
 
 
 class EndedSave(Message, frozen=True):

@@ -1,0 +1,190 @@
+"""What a check blames or lets pass it has brought about first; else it is UNKNOWN, never a pass.
+
+Here children are made up: a fault that hit nothing, an error of another cause, a control that
+fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ckpt_conformance.contract.journal import Fired
+from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.harness.client import ProcessResult
+from ckpt_conformance.harness.messages import (
+    Arrived,
+    BeginSave,
+    BeginSaveResult,
+    Close,
+    CloseResult,
+    CopyOutResult,
+    EndedSave,
+    EndSavesResult,
+    Error,
+    ExitKind,
+    RunResult,
+)
+from ckpt_conformance.suites import background_saves as background
+from ckpt_conformance.suites import (
+    test_async_failures,
+    test_async_save,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.harness.messages import AnyResult
+    from ckpt_conformance.subject.subject import Subject
+
+FIRED = Fired(event="fired", injector="some", call=1, what="write", path="file", mode="ENOSPC")
+FULL = Error(type="builtins.OSError", message="no space left", disk=True)
+OTHER = Error(type="builtins.TypeError", message="what is None", memory=False)
+STATE = {"model": {"weight": "digest"}}
+LATER = {"model": {"weight": "another"}}
+
+
+@pytest.fixture
+def subject(new_subject: Callable[..., Subject]) -> Subject:
+    """A subject whose save in the background goes on, as somebody has found out already."""
+    made = new_subject("reference")
+    ended = EndSavesResult(saves=(EndedSave(step=4, done=False),))
+    saving = child(made, BeginSaveResult(goes_on=True, is_held=True), ended, fired=True)
+    made.once(background.BEGUN, lambda: background.Begun(saving, background.LATE))
+    return made
+
+
+def child(subject: Subject, *results: AnyResult, fired: bool = False, code: int = 0) -> Any:  # noqa: ANN401
+    """Make the result of a child that came to its end, with the ops of a save."""
+    ops = (BeginSave(faults=(background.FULL_DISK,)), Close())
+    events = [FIRED] if fired else []
+    return ProcessResult(ExitKind.ENDED, results, events, "", subject.program(*ops), code)
+
+
+def loaded(subject: Subject, step: int | None, state: Any) -> Any:  # noqa: ANN401
+    """Make the result of a load."""
+    if step is None:
+        return child(subject, RunResult(error=OTHER))
+    return child(subject, RunResult(arrived=Arrived(step=step), states={step: state}))
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, subject: Subject, *results: Any) -> None:  # noqa: ANN401
+    """Let the next children of a subject come to these results."""
+    coming = iter(results)
+    monkeypatch.setattr(subject, "send", lambda _: [next(coming)])
+
+
+# -- saves in the background -------------------------------------------------------------------
+
+
+def test_a_save_that_was_not_held_decides_nothing(subject: Subject) -> None:
+    background.require_held(subject, child(subject, fired=True))
+    with pytest.raises(Unknown, match="was seen to wait for the job"):
+        background.require_held(subject, child(subject))
+
+
+def test_an_error_of_another_cause_is_not_that_of_the_fault(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the fault has hit a call, and one that comes without the fault, too."""
+    hit = child(subject, fired=True)
+    assert not background.met_the_fault(subject, hit, None)
+    assert background.met_the_fault(subject, hit, None, FULL)
+    with pytest.raises(Unknown, match="the fault has hit no call"):
+        background.met_the_fault(subject, child(subject), FULL)
+    answers(monkeypatch, subject, child(subject), child(subject, CloseResult(error=OTHER)))
+    assert background.met_the_fault(subject, hit, OTHER)
+    with pytest.raises(Unknown, match=r"without the fault, too: .*what is None"):
+        background.met_the_fault(subject, hit, OTHER)
+
+
+def test_a_violation_stands_on_the_program_without_its_faults(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    legal = {4: STATE}
+
+    def violated() -> None:
+        with background.due_to_the_fault(subject, child(subject), [4], legal):
+            raise Violation("it is lost")
+
+    answers(monkeypatch, subject, child(subject), loaded(subject, 4, STATE))
+    with pytest.raises(Violation, match="it is lost"):
+        violated()
+    answers(monkeypatch, subject, child(subject), loaded(subject, 4, LATER))
+    with pytest.raises(Unknown, match="without the fault, too, a save is not what was saved"):
+        violated()
+
+
+def begun(subject: Subject, first: BeginSaveResult, *others: BeginSaveResult) -> Any:  # noqa: ANN401
+    return child(subject, first, *others, EndSavesResult(), CloseResult(), fired=True)
+
+
+def test_saves_that_were_not_seen_to_overlap_decide_nothing(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But a call that waits for the save before it, and one that is refused, are decided."""
+    held, ended = BeginSaveResult(goes_on=True, is_held=True), BeginSaveResult(goes_on=True)
+
+    def overlap(*results: BeginSaveResult) -> None:
+        test_async_save._require_overlap(subject, begun(subject, *results), {})
+
+    overlap(ended, BeginSaveResult(beside=1))
+    overlap(held, BeginSaveResult())
+    with pytest.raises(Unknown, match="no save was seen to begin while another one went on"):
+        overlap(ended, BeginSaveResult())
+    monkeypatch.setattr(test_async_save, "_require_in_turn", lambda *_: None)
+    overlap(ended, BeginSaveResult(error=OTHER))
+
+
+@pytest.mark.parametrize("given", [(None, {}), (4, STATE), (2, LATER)])
+def test_the_control_of_two_saves_of_a_step_loads_the_second(
+    given: tuple[int | None, Any], subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing, the first save, or another step is none to compare with."""
+    answers(monkeypatch, subject, child(subject), loaded(subject, *given))
+    with pytest.raises(Unknown, match="a save over step 4 is not what a load gives"):
+        test_async_save._saved_over(subject, STATE)
+    answers(monkeypatch, subject, child(subject), loaded(subject, 4, LATER))
+    assert test_async_save._saved_over(subject, STATE) == LATER
+
+
+def test_two_loads_of_nothing_are_not_the_second_save(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = loaded(subject, None, {})
+    monkeypatch.setattr(subject, "loaded", lambda *_: STATE)
+    monkeypatch.setattr(subject, "golden", lambda *_: None)
+
+    def is_second(resumed: Any, control: Any) -> bool:  # noqa: ANN401
+        answers(monkeypatch, subject, child(subject), control)
+        return test_async_failures._is_second(subject, resumed)
+
+    with pytest.raises(Unknown, match="a save over step 4 is not what a load gives"):
+        is_second(nothing, nothing)
+    assert not is_second(nothing, loaded(subject, 4, LATER))
+    assert is_second(loaded(subject, 4, LATER), loaded(subject, 4, LATER))
+
+
+@pytest.mark.parametrize(("fired", "code"), [(True, 1), (False, 0)])
+def test_a_process_that_ends_badly_or_unheld_decides_nothing(
+    fired: bool,  # noqa: FBT001
+    code: int,
+    subject: Subject,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has to end as after its last line, while the save stands."""
+    ending = replace(child(subject, fired=fired, code=code), exit_kind=ExitKind.CRASHED)
+    answers(monkeypatch, subject, ending)
+    with pytest.raises(Unknown):
+        test_async_save._require_whole(subject, background.LATE, "end_at_once", {})
+
+
+def test_a_handle_that_was_never_asked_while_its_save_stood_decides_nothing(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = child(subject, BeginSaveResult(), CopyOutResult(), EndSavesResult(), CloseResult())
+    answers(monkeypatch, subject, ended)
+    with pytest.raises(Unknown, match="call 7 of the background was counted"):
+        test_async_failures._require_not_done_early(subject, 7, subject.scratch, {})
