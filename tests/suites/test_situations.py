@@ -25,13 +25,18 @@ from ckpt_conformance.harness.messages import (
     EndSavesResult,
     Error,
     ExitKind,
+    ProbeResult,
     RunResult,
+    SaveResult,
 )
 from ckpt_conformance.suites import background_saves as background
 from ckpt_conformance.suites import (
     test_async_failures,
     test_async_save,
+    test_large_tensors,
+    test_side_effects,
 )
+from ckpt_conformance.suites.controls import test_undisturbed_run as undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,3 +193,79 @@ def test_a_handle_that_was_never_asked_while_its_save_stood_decides_nothing(
     answers(monkeypatch, subject, ended)
     with pytest.raises(Unknown, match="call 7 of the background was counted"):
         test_async_failures._require_not_done_early(subject, 7, subject.scratch, {})
+
+
+# -- others ------------------------------------------------------------------------------------
+
+
+def kept(subject: Subject, state: Any, *, fired: bool = False) -> test_side_effects.Kept:  # noqa: ANN401
+    saving = child(subject, BeginSaveResult(), EndSavesResult(), CloseResult(), fired=fired)
+    return test_side_effects.Kept(saving, loaded(subject, 2, state))
+
+
+def test_what_a_job_changes_is_blamed_on_a_save_that_stood(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that is right where it has ended before."""
+
+    def judge(*made: test_side_effects.Kept) -> None:
+        coming = iter(made)
+        monkeypatch.setattr(test_side_effects, "_changed_after", lambda *_: next(coming))
+        test_side_effects._require_kept(subject, [], [], STATE)
+
+    judge(kept(subject, STATE, fired=True))
+    with pytest.raises(Unknown, match="was seen to wait for the job"):
+        judge(kept(subject, STATE))
+    with pytest.raises(Violation, match="is in the step"):
+        judge(kept(subject, LATER, fired=True), kept(subject, STATE))
+    with pytest.raises(Unknown, match="had ended before the job was changed"):
+        judge(kept(subject, LATER, fired=True), kept(subject, LATER))
+
+
+def test_where_no_job_that_changed_after_its_save_loads_nothing_is_decided(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = test_side_effects.Kept(child(subject), loaded(subject, None, {}))
+    monkeypatch.setattr(test_side_effects, "_changed_after", lambda *_: nothing)
+    with pytest.raises(Unknown, match="a job that was changed after its save"):
+        test_side_effects._is_kept_while_it_is_written(subject)
+
+
+def test_what_a_doubt_hides_is_found() -> None:
+    def doubts() -> None:
+        raise Unknown("it was not held")
+
+    def violates() -> None:
+        raise Violation("it is lost")
+
+    with pytest.raises(Violation, match="it is lost"):
+        test_side_effects._require_all([doubts, violates])
+    with pytest.raises(Unknown, match="it was not held"):
+        test_side_effects._require_all([doubts])
+
+
+def test_a_save_and_a_load_that_both_fail_are_no_equal_states(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison of nothing with nothing says nothing."""
+    nothing = test_large_tensors.SavedAndGiven({}, {}, child(subject))
+    monkeypatch.setattr(test_large_tensors, "saved_and_given", lambda *_: nothing)
+    monkeypatch.setattr(test_large_tensors.resumption, "arrive", lambda *_: None)
+    with pytest.raises(Unknown, match="a job with a buffer of 1 MiB does not come back"):
+        test_large_tensors.test_a_smaller_tensor_takes_the_place_of_a_large_one(subject)
+
+
+def test_a_mirrored_run_that_ends_badly_is_no_run_that_is_the_same(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one that ends badly in another call than the save over a step."""
+    well = child(subject, SaveResult(error=FULL), RunResult(final=STATE), ProbeResult(value={}))
+    bad = child(subject, RunResult(final=STATE), CloseResult(error=OTHER), ProbeResult(value={}))
+    check = undisturbed.test_a_run_with_saves_is_the_run_without
+    plain = replace(well, results=well.results[1:])
+    monkeypatch.setattr(undisturbed.smoke, "test_a_new_process_loads_what_was_saved", lambda _: 0)
+    monkeypatch.setattr(undisturbed.controls, "blame", lambda *given: Unknown(given[1]))
+    for made, what in (((plain, bad), "a run with saves does"), ((plain, well, bad), "mirror")):
+        answers(monkeypatch, subject, *made)
+        with pytest.raises(Unknown, match=what):
+            check(subject)
