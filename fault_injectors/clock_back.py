@@ -4,25 +4,24 @@ Models: a wall clock that is set back, as by NTP after a boot, or that of anothe
 `time`, `time_ns`, `localtime`, `gmtime` and `datetime.now` of this process, in whatever module, and
 the times of modification of what was written meanwhile.
 Does not model: clocks that C++ reads by itself, as a database does; those of other processes.
-Proof: none is needed: the check compares with the same saves under a clock that does not go back.
+Proof: by how much `time.time()` is behind the kernel's clock, and an event in the journal.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
-import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.harness.probes import times_of
+from ckpt_conformance.fault_injectors.injector import holders
+from ckpt_conformance.harness.probes import SECOND, times_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-SECOND = 1_000_000_000  # nanoseconds
 _REAL = dt.datetime
 
 
@@ -39,13 +38,21 @@ def begin(child: Any) -> None:  # noqa: ANN401  a Child
     Clock.times = times_of(child.root)
 
 
-def go_back(child: Any, seconds: int) -> None:  # noqa: ANN401  a Child
-    """Date what was written since the last look by the clock as it was; set that back further."""
+def go_back(child: Any, seconds: int) -> int:  # noqa: ANN401  a Child
+    """Date what was written since the last look by the clock as it was; set that back further.
+
+    Return by how many seconds `time.time()` is behind the kernel's clock now.
+    """
     _date_what_was_written(child.root)
     Clock.behind += seconds
     if not Clock.is_put:
         Clock.is_put = True
         _put()
+    lag = round(time.clock_gettime(time.CLOCK_REALTIME) - time.time())
+    fired = {"injector": "clock-back", "call": lag // seconds, "what": "clock", "path": "."}
+    if lag == Clock.behind:
+        child.journal.note("fired", **fired, mode="back")
+    return lag
 
 
 def _date_what_was_written(root: Path) -> None:
@@ -69,9 +76,8 @@ def _put() -> None:
 
 
 def _replace(name: str, real: object, new: object) -> None:
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is real:
-            setattr(module, name, new)
+    for module in holders(real, name):
+        setattr(module, name, new)
 
 
 def _time(real: Callable[[], float]) -> float:

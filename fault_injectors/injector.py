@@ -28,6 +28,7 @@ from ckpt_conformance.processes import lifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import ModuleType
 
     from ckpt_conformance.contract.journal import ChildJournal
 
@@ -121,9 +122,8 @@ class Injector:
 
     def patch_everywhere(self, original: Callable[..., Any], name: str, new: object) -> None:
         """Replace a function in each module that holds it under its name."""
-        for module in list(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get(name) is original:
-                self.patch(module, name, new)
+        for module in holders(original, name):
+            self.patch(module, name, new)
 
     def patch_functions(
         self, module: object, names: Sequence[str], replacement: Callable[..., object]
@@ -207,6 +207,12 @@ class Injector:
         if is_due:
             self.inject(what, str(name))
         return result
+
+
+def holders(value: object, name: str) -> list[ModuleType]:
+    """Return the modules that hold an object under a name: its own, and who imported it so."""
+    modules = list(sys.modules.values())
+    return [module for module in modules if getattr(module, "__dict__", {}).get(name) is value]
 
 
 def die() -> None:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import Capability, trees
-from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.contract.verdicts import Unknown, Violation
 from ckpt_conformance.harness.messages import (
     Close,
+    ExitKind,
     Options,
     Perturb,
     Probe,
+    ProbeResult,
     Save,
     Steps,
     StepsResult,
@@ -22,13 +24,14 @@ from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.controls import test_discovery as discovery
 
 if TYPE_CHECKING:
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import AnyOp, Leaves
     from ckpt_conformance.subject.subject import Subject
 
-BEGIN = Probe(probe="ckpt_conformance.fault_injectors.clock_back:begin")
-GO_BACK = Probe(
-    probe="ckpt_conformance.fault_injectors.clock_back:go_back", args={"seconds": 3_600}
-)
+HOUR = 3_600  # seconds
+MODULE = "ckpt_conformance.fault_injectors.clock_back"
+BEGIN = Probe(probe=f"{MODULE}:begin", go_on=True)
+GO_BACK = Probe(probe=f"{MODULE}:go_back", args={"seconds": HOUR}, go_on=True)
 BY_THE_CLOCK = (2, 4, 6)  # steps
 
 
@@ -45,7 +48,8 @@ def test_a_clock_that_goes_back_misleads_nothing(subject: Subject) -> None:
     on. Both leave the same steps, and a new process loads the same.
     """
     wanted = _saved_while_the_clock(subject, goes_back=False)
-    if wanted.step != max(BY_THE_CLOCK):
+    every = [*BY_THE_CLOCK, *(BY_THE_CLOCK[-1:] if subject.info.saves_over else ())]
+    if wanted.step != max(BY_THE_CLOCK) or wanted.saved != every:
         reason = f"saves of steps {BY_THE_CLOCK} do not give the last one: {wanted.told}"
         raise controls.blame(subject, reason, discovery.test_the_last_save_of_a_step_is_served)
     found = _saved_while_the_clock(subject, goes_back=True)
@@ -78,15 +82,32 @@ def _saved_while_the_clock(subject: Subject, *, goes_back: bool) -> Loaded:
     """Save some steps, the last one twice, with two to keep; load in a new process."""
     trees.clear(subject.root)
     ops: list[AnyOp] = [BEGIN]
-    back: list[AnyOp] = [GO_BACK] if goes_back else []
+    back = [GO_BACK] if goes_back else []
     for _ in BY_THE_CLOCK:
         ops += [Train(n=2), Save(go_on=True), *back]
     if subject.info.saves_over:
         ops += [Perturb(), Save(go_on=True), *back]
     saving = subject.execute(*ops, Close(), options=Options(keep_last=subject.keepable(2)))
+    _require_lags(subject, saving, [HOUR * (at + 1) for at in range(ops.count(GO_BACK))])
     asked = Capability.STEPS in subject.info.capabilities
     steps = subject.execute(Steps()).of(StepsResult).steps if asked else []
     loading = subject.resume()
     arrived, state = oracle.arrival(loading)
     told = f"{subject.tell(loading)}; steps {steps}" if steps else subject.tell(loading)
     return Loaded(saving.steps_of("acknowledged"), list(steps or []), arrived, state, told)
+
+
+def _require_lags(subject: Subject, saving: ProcessResult, wanted: list[int]) -> None:
+    """Raise Unknown unless the clock was behind by so many seconds each time that it was set back.
+
+    Of a process that did not live to say so the journal tells.
+    """
+    if saving.exit_kind is not ExitKind.ENDED:
+        has_gone_back = saving.has_fired or not wanted
+        lags, told = wanted if has_gone_back else [], subject.tell(saving)
+    else:
+        begun, *back = saving.all_of(ProbeResult)
+        lags = [one.value for one in back if not one.error]
+        told = next((one.error.message for one in (begun, *back) if one.error), str(lags))
+    if lags != wanted:
+        raise Unknown(f"the clock did not go back as asked, to {wanted} seconds behind: {told}")

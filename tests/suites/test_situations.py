@@ -25,6 +25,7 @@ from ckpt_conformance.harness.messages import (
     EndSavesResult,
     Error,
     ExitKind,
+    Probe,
     ProbeResult,
     RunResult,
     SaveResult,
@@ -33,6 +34,7 @@ from ckpt_conformance.suites import background_saves as background
 from ckpt_conformance.suites import (
     test_async_failures,
     test_async_save,
+    test_clock,
     test_large_tensors,
     test_side_effects,
 )
@@ -269,3 +271,39 @@ def test_a_mirrored_run_that_ends_badly_is_no_run_that_is_the_same(
         answers(monkeypatch, subject, *made)
         with pytest.raises(Unknown, match=what):
             check(subject)
+
+
+GO_BACK = [test_clock.HOUR, 2 * test_clock.HOUR]
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        [ProbeResult(value=test_clock.HOUR)],
+        [ProbeResult(value=test_clock.HOUR), ProbeResult(value=0)],
+        [ProbeResult(value=test_clock.HOUR), ProbeResult(error=OTHER)],
+    ],
+)
+def test_a_clock_that_did_not_go_back_decides_nothing(
+    back: list[ProbeResult], subject: Subject
+) -> None:
+    begin = ProbeResult()
+    right = [ProbeResult(value=lag) for lag in GO_BACK]
+    test_clock._require_lags(subject, child(subject, begin, *right), GO_BACK)
+    with pytest.raises(Unknown, match="the clock did not go back as asked"):
+        test_clock._require_lags(subject, child(subject, begin, *back), GO_BACK)
+
+
+def test_of_a_process_that_did_not_live_the_journal_tells_whether_it_did(subject: Subject) -> None:
+    died = replace(child(subject, fired=True), exit_kind=ExitKind.HANG)
+    test_clock._require_lags(subject, died, GO_BACK)
+    with pytest.raises(Unknown, match="the clock did not go back as asked"):
+        test_clock._require_lags(subject, replace(died, events=[]), GO_BACK)
+
+
+def test_the_clock_of_a_child_is_behind_by_what_was_asked(subject: Subject) -> None:
+    place = f"{test_clock.MODULE}:go_back"
+    ops = [Probe(probe=place, args={"seconds": test_clock.HOUR})] * 2
+    result = subject.execute(*ops)
+    assert [one.value for one in result.all_of(ProbeResult)] == GO_BACK
+    assert result.has_fired
