@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from typing import IO, TYPE_CHECKING
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTra
 from unsafe_corpus import Evil
 
 from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.formats import dcp_packed
+from ckpt_conformance.fsck.formats import zstd as zstd_file
+from ckpt_conformance.fsck.formats.dcp import read_metadata
 from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import State
 
@@ -122,10 +126,10 @@ def test_a_flip_in_a_packed_item_is_damage(tmp_path: Path) -> None:
 def test_a_large_tensor_is_unpacked_and_held_against_its_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckpt_conformance.fsck.formats.dcp_packed._MOST", 3000)
+    monkeypatch.setattr(dcp_packed, "_MOST", 3000)
     run = saved(tmp_path / "run", 3, ZStandard())
     assert only(run).state is State.WHOLE
-    monkeypatch.setattr("ckpt_conformance.fsck.formats.dcp_packed._AROUND", 10)
+    monkeypatch.setattr(dcp_packed, "_AROUND", 10)
     assert only(run).state is State.DAMAGED
 
 
@@ -149,8 +153,8 @@ def test_packed_items_are_compared_as_what_they_unpack_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
 ) -> None:
     if is_large:
-        monkeypatch.setattr("ckpt_conformance.fsck.formats.dcp_packed._MOST", 100_000)
-        monkeypatch.setattr("ckpt_conformance.fsck.formats.dcp_packed._AROUND", 8_000)
+        monkeypatch.setattr(dcp_packed, "_MOST", 100_000)
+        monkeypatch.setattr(dcp_packed, "_AROUND", 8_000)
     extra = {"epoch": 3, "rng": torch.arange(50)}
     same = diff(*both(tmp_path / "same", extra))
     assert same.is_judged
@@ -158,6 +162,24 @@ def test_packed_items_are_compared_as_what_they_unpack_to(
     (found,) = diff(*both(tmp_path / "planted", extra, plant=True)).differences
     assert found.name == "m"
     assert (found.first, found.count) == ((7, 11), 1)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_an_item_is_unpacked_once_for_its_structure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
+) -> None:
+    shard = saved(tmp_path, 3, ZStandard()) / "__0_0.distcp"
+    stored = read_metadata((tmp_path / ".metadata").read_bytes()).items[shard.name]
+    (item,) = (one for one in stored if one.dtype)
+    if is_large:
+        monkeypatch.setattr(dcp_packed, "_MOST", 3000)
+    unpacked = mock.Mock(side_effect=zstd_file.unpacked)
+    monkeypatch.setattr(zstd_file, "unpacked", unpacked)
+    with shard.open("rb", buffering=0) as file:
+        archive, length = dcp_packed.structure(file, item)
+    assert [one.shape for one in archive.tensors] == [(900,)]
+    assert length > 900 * 4
+    assert unpacked.call_count == 1
 
 
 def test_packed_values_are_compared(tmp_path: Path) -> None:

@@ -38,12 +38,10 @@ def read(file: Readable, item: Item) -> tuple[torch_file.Archive | None, str]:
     """
     _check_extension(item)
     if _is_large(item):
-        _check_length(file, item)
+        for _ in _in_pieces(file, item):
+            pass
         return None, ""
-    data = _unpacked(file, item)
-    archive = torch_file.read(io.BytesIO(data), 0, len(data))
-    wrong = (one.what for one in archive.spans if zlib.crc32(data[one.start : one.end]) != one.crc)
-    return archive, next(wrong, "")
+    return _looked_into(_unpacked(file, item))
 
 
 def structure(file: Readable, item: Item) -> tuple[torch_file.Archive, int]:
@@ -57,13 +55,20 @@ def structure(file: Readable, item: Item) -> tuple[torch_file.Archive, int]:
     """
     _check_extension(item)
     if _is_large(item):
-        _check_length(file, item)
-        ends = _Ends(zstd.unpacked(_pieces(file, item)))
+        ends = _Ends(_in_pieces(file, item))
         return torch_file.read(ends, 0, ends.length), ends.length
-    archive, wrong = read(file, item)
-    if wrong or archive is None:
+    data = _unpacked(file, item)
+    archive, wrong = _looked_into(data)
+    if wrong:
         raise Malformed(f"{wrong} of {clip(item.key)} has another CRC-32 than was written")
-    return archive, len(_unpacked(file, item))
+    return archive, len(data)
+
+
+def _looked_into(data: bytes) -> tuple[torch_file.Archive, str]:
+    """Read the archive that an item was unpacked to; give it, and what its CRCs are not."""
+    archive = torch_file.read(io.BytesIO(data), 0, len(data))
+    wrong = (one.what for one in archive.spans if zlib.crc32(data[one.start : one.end]) != one.crc)
+    return archive, next(wrong, "")
 
 
 class _Ends(io.BytesIO):
@@ -116,13 +121,14 @@ def _unpacked(file: Readable, item: Item) -> bytes:
     return zstd.unpack(exactly(file, start, end - start), _MOST + _AROUND)
 
 
-def _check_length(file: Readable, item: Item) -> None:
-    """Unpack a large tensor, holding none of it."""
+def _in_pieces(file: Readable, item: Item) -> Iterator[bytes]:
+    """Unpack a large tensor, holding none of it; Malformed at once where it is too long for it."""
     nbytes, got = elements(item.shape) * ITEM_SIZE[item.dtype], 0
     for piece in zstd.unpacked(_pieces(file, item)):
         got += len(piece)
         if got > nbytes + _AROUND:
             break
+        yield piece
     if not nbytes < got <= nbytes + _AROUND:
         shown = f"{clip(item.key)} has {nbytes} bytes"
         raise Malformed(f"{shown}, and what its item unpacks to is too short or too long for it")
