@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_conformance.fault_injectors import at_rest
+from ckpt_conformance.fsck.formats import manifest
 from ckpt_conformance.fsck.judge import judge, judging, reference
 from ckpt_conformance.fsck.judge.judge import Judged, Options
 from ckpt_conformance.fsck.source import source, sums
@@ -46,7 +47,7 @@ def divided(root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Judg
     """Judge with parts, batches and large files of a few bytes."""
     with monkeypatch.context() as patch:
         patch.setattr(judge, "DIVIDED", SMALL)
-        patch.setattr(reference, "LARGE", 1000)
+        patch.setattr(manifest, "LARGE", 1000)
         patch.setattr(source, "AHEAD", 4096)
         return judge.judge(root, Options(jobs=3, **options))
 
@@ -174,10 +175,8 @@ def test_metadata_only_keeps_no_work(
 
 
 def test_one_file_has_the_threads_that_are_left() -> None:
-    from ckpt_conformance.fsck.formats import manifest
-
     def threads(large: int, jobs: int) -> int:
-        files = {f"{at}.pt": manifest.Listed(reference.LARGE, "0") for at in range(large)}
+        files = {f"{at}.pt": manifest.Listed(manifest.LARGE, "0") for at in range(large)}
         files["small.pt"] = manifest.Listed(5, "0")
         return reference._threads(manifest.Manifest(5, "model", 1, files, {}, [], {}), jobs)
 

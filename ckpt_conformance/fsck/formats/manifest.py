@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck.formats import cover
@@ -32,6 +33,8 @@ ALONE, RANKS, DUMP = 1, 2, 3
 """Versions of the schema: what one process writes, what several ranks write, a rank's marker."""
 _SELF = "manifest_digest"
 _HEX = 64
+LARGE = 64 << 20
+"""Bytes of a file from which on several threads may share its digest."""
 _MARKER = re.compile(r"rank(0|[1-9]\d{0,5})\.json")
 SIGNS = (b'"manifest_digest"', b'"schema_version"', b'"save_id"')
 """Words of a manifest; one of them shows that a damaged file was one."""
@@ -43,6 +46,11 @@ class Listed:
 
     size: int
     blake3: str
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is so large that several threads may share its digest."""
+        return self.size >= LARGE
 
 
 class Extent(NamedTuple):
@@ -87,6 +95,11 @@ class Manifest:
     ties: list[list[str]]
     layout: dict[str, str]
     dump: Dumped | None = None
+
+    @cached_property
+    def large(self) -> int:
+        """How many of the files are large."""
+        return sum(file.is_large for file in self.files.values())
 
 
 def hasher() -> Callable[..., Any] | None:

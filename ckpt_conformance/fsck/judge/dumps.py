@@ -104,7 +104,8 @@ def _missing(
 ) -> None:
     """Report the ranks that have no marker."""
     world = max(marker.world_size for marker in markers.values())
-    lacking = [rank for rank in range(min(world, 10**4)) if f"rank{rank}.json" not in names]
+    there = frozenset(names)
+    lacking = [rank for rank in range(min(world, 10**4)) if f"rank{rank}.json" not in there]
     for rank in lacking[:20]:
         what = f"rank {rank} of {world} has no marker: it has not finished its part of the dump"
         context.report.say(Kind.MISSING, f"{base}rank{rank}.json", what)

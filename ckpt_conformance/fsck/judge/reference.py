@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.source.source import Folder, Readable
 
-LARGE = 64 << 20
-"""Bytes of a file from which on several threads may share its digest."""
 _OF_RANK = re.compile(r"optim_\d+_rank(\d+)\.pt|__(\d+)_\d+\.distcp")
 
 
@@ -144,7 +142,7 @@ def digest_work(context: Context, base: str, name: str, listed: manifest.Manifes
 
 def _threads(listed: manifest.Manifest, jobs: int) -> int:
     """Choose how many threads may share a large file: with few of them, others would wait."""
-    return max(jobs // sum(file.size >= LARGE for file in listed.files.values()), 1)
+    return max(jobs // listed.large, 1)
 
 
 def _check_digest(
@@ -152,7 +150,7 @@ def _check_digest(
 ) -> Sums:
     """Check the digest of a file against what was written; a file that differs is looked into."""
     folder, file, extents = context.folder, listed.files[name], listed.tensors.get(name, [])
-    threads = _threads(listed, context.sizes.jobs) if file.size >= LARGE else 1
+    threads = _threads(listed, context.sizes.jobs) if file.is_large else 1
     pieces = partial(chunks, buffer=buffer) if threads == 1 else chunks_ahead
     try:
         digest = _digest(folder, base + name, file.size, pieces, threads)
