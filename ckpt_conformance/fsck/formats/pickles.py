@@ -95,13 +95,12 @@ class Asked:
     nested: list[Any] = field(default_factory=list[Any])
 
     def add(self, other: Asked) -> None:
-        """Add what another pickle of the same file asks for."""
+        """Add what another pickle of the same file asks for, whose `nested` were looked into."""
         self.names |= other.names
         self.called |= other.called
         self.handed |= other.handed
         self.tricks |= other.tricks
         self.made |= other.made
-        self.nested += other.nested
 
 
 class Limit(Malformed):
@@ -195,6 +194,7 @@ _CLASS_AT = {
     Name("numpy._core.multiarray", "_reconstruct"): 0,
     Name("numpy.ma.core", "_mareconstruct"): 0,
 }
+FROM_BYTES = Name("torch.storage", "_load_from_bytes")  # of a storage in a plain pickle
 
 _DICTS = {
     Name("collections", "OrderedDict"),
@@ -386,7 +386,7 @@ class Machine:
             return
         self.loose[of] -= 1
         self.asked.called.add(of)
-        if of == ("torch.storage", "_load_from_bytes"):
+        if of == FROM_BYTES:
             self.asked.nested.append(args)
         at = _CLASS_AT.get(of)
         if at is not None and is_tuple(args) and len(args) > at and isinstance(args[at], Name):

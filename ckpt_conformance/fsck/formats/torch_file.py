@@ -15,6 +15,7 @@ from ckpt_conformance.fsck.formats import (
 )
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.pickles import (
+    FROM_BYTES,
     MOST_BYTES,
     Asked,
     Broken,
@@ -51,7 +52,6 @@ _PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
-_FROM_BYTES = Name("torch.storage", "_load_from_bytes")  # of a storage in a plain pickle
 _MOST_NESTED = 3  # files of torch in one another
 _MOST_PICKLES = 1_000_000  # one behind the other, as programs append them
 _OF_LEGACY = 5  # its pickles: magic, version, machine, structure, keys of storages
@@ -251,9 +251,9 @@ def _look_inside(asked: Asked, level: int) -> None:
         if stream is None or stream.problem or not stream.is_legacy:
             return
         found.add(stream.asked)
-    if asked.nested and _FROM_BYTES not in asked.handed:
-        asked.names.discard(_FROM_BYTES)
-        asked.called.discard(_FROM_BYTES)
+    if asked.nested and FROM_BYTES not in asked.handed:
+        asked.names.discard(FROM_BYTES)
+        asked.called.discard(FROM_BYTES)
         asked.nested.clear()
         asked.add(found)
 
