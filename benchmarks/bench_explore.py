@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ckpt_conformance.crash.explore import engine, workloads
+from ckpt_conformance.crash.model.models import OF_A_DISK
 from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client
 from ckpt_conformance.harness.messages import Load, Probe, ProbeResult
@@ -21,7 +22,6 @@ from ckpt_conformance.subject.subject import Subject
 
 ADAPTERS = ("torch-save-atomic-per-step", "reference", "reference-dcp", "dcp-per-step")
 GOAL = 0.5  # of the rate of the manager's own loads
-MODELS = ("kill", "ext4", "xfs", "btrfs")
 
 
 def measure(name: str, seconds: float, recoveries: int) -> tuple[int, int, int, float, float]:
@@ -44,7 +44,7 @@ def measure(name: str, seconds: float, recoveries: int) -> tuple[int, int, int, 
         )
         rate = subject.execute(Load(), probe).of(ProbeResult).value
         limits = engine.Limits(candidates=4000, recoveries=recoveries, alone=0, rounds=0)
-        result = engine.explore(subject, recorded, MODELS, limits)
+        result = engine.explore(subject, recorded, OF_A_DISK, limits)
         candidates = sum(report.candidates for report in result.models.values())
         states = result.recovered / result.batch_seconds
         return len(recorded.recording.operations), candidates, result.recovered, states, rate

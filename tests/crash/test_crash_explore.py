@@ -18,6 +18,7 @@ from ckpt_conformance.crash.explore import bundles, engine, reproduced, workload
 from ckpt_conformance.crash.explore.engine import Explorer, Limits, Recorded
 from ckpt_conformance.crash.explore.exploration import BY_PROCESS
 from ckpt_conformance.crash.explore.judging import Facts
+from ckpt_conformance.crash.model.models import OF_A_DISK
 from ckpt_conformance.report import certificate
 from ckpt_conformance.subject import bundle
 
@@ -81,7 +82,7 @@ def test_a_careful_save_passes_everything(
 ) -> None:
     subject = subjects(PER_STEP)
     recorded = second_save(subject, tmp_path)
-    result = run(subject, recorded, "kill", "ext4", "xfs", "btrfs")
+    result = run(subject, recorded, *OF_A_DISK)
     assert not result.violations
     assert result.audit == []
     kill = result.models["kill"]

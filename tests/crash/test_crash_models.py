@@ -15,7 +15,7 @@ from operation_lists import Disk, operation_lists, shown
 from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.crash.model import models, replay
 from ckpt_conformance.crash.model.enumerate import Rules, Walk, explore
-from ckpt_conformance.crash.model.models import OF_RANKS, OF_STORES
+from ckpt_conformance.crash.model.models import OF_POWER_LOSS, OF_RANKS, OF_STORES
 from ckpt_conformance.crash.model.states import ZEROS, Content, Extent, State
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ SLOW = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-DISK = ("ext4", "xfs", "btrfs")
 # That of stores reads recordings of requests alone: `test_crash_object_store`.
 MODELS = {name: one for name, one in models.MODELS.items() if name not in OF_STORES}
 
@@ -80,7 +79,7 @@ def test_what_was_synced_is_there_in_every_state(disk: Disk) -> None:
     disk.mark("acknowledged", 1)
     recording, doomed = disk.done(), any(one.error for one in disk.recording.operations)
     whole = states("kill", recording)[-1]
-    for name in (*DISK, "posix"):
+    for name in (*OF_POWER_LOSS, "posix"):
         for state in states(name, recording, budget=10**6):
             if state.point == len(recording.operations) and not doomed:
                 assert dict(state.names) == dict(whole.names), told(recording, state)
@@ -221,7 +220,7 @@ def test_a_size_set_first_leaves_a_file_of_zeros(disk: Disk, model: str) -> None
     assert bytes(9000) in contents(model, disk, "new")
 
 
-@pytest.mark.parametrize("model", [*DISK, "posix"])
+@pytest.mark.parametrize("model", [*OF_POWER_LOSS, "posix"])
 def test_truncate_and_write_leaves_size_0(disk: Disk, model: str) -> None:
     disk.before("ckpt", 9000)
     disk.truncate("ckpt", 0)
@@ -300,7 +299,7 @@ def test_posix_needs_the_directory_too(disk: Disk) -> None:
     assert contents("posix", disk, "new") == {now(disk, "new")}
 
 
-@pytest.mark.parametrize("model", [*DISK, "posix"])
+@pytest.mark.parametrize("model", [*OF_POWER_LOSS, "posix"])
 def test_data_may_be_gone_for_good_after_a_failed_fsync(disk: Disk, model: str) -> None:
     disk.create("ckpt")
     disk.write("ckpt", 5000)
@@ -373,7 +372,7 @@ def yielded(walk: Walk) -> Iterator[State]:
 
 
 @pytest.mark.parametrize("broken", [Forgetful, Unordered])
-@pytest.mark.parametrize("model", DISK)
+@pytest.mark.parametrize("model", OF_POWER_LOSS)
 def test_a_model_that_ignores_fsync_is_caught(
     tmp_path: Path, model: str, broken: type[Walk]
 ) -> None:

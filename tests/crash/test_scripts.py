@@ -14,12 +14,13 @@ from typing import Any
 import commands
 import pytest
 
+from ckpt_conformance.crash.model.models import OF_POWER_LOSS
+
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 CALLS = {  # a call that is left out, and what names it
     "file-sync": "renamed-unsynced",
     "directory-sync": "directory-not-synced",
 }
-POWER = ("ext4", "xfs", "btrfs")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def test_a_rename_without_a_sync_is_seen_under_every_model_of_a_disk(explored: E
     told = explored("renamed")
     assert told.code == 1, told.text
     assert not told.worst("kill")
-    for model in POWER:
+    for model in OF_POWER_LOSS:
         assert {"LOST_STEP", "COLD_START", "LOST_ALL"} <= told.worst(model), model
     assert "renamed-unsynced" in told.audit()
 
@@ -101,7 +102,7 @@ def test_a_correct_script_passes_everything(explored: Explored) -> None:
     told = explored("correct")
     assert told.code == 0, told.text
     assert not told.audit()
-    for model in ("kill", *POWER):
+    for model in ("kill", *OF_POWER_LOSS):
         assert set(told.outcomes(model)) == {"NEW", "PREVIOUS", "COLD_START"}, "before the first"
 
 

@@ -17,7 +17,7 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Unknown, control_failed
 from ckpt_conformance.crash.explore.exploration import QUICK, complete, complete_at
 from ckpt_conformance.crash.explore.materializer import Materializer
-from ckpt_conformance.crash.model.models import MODELS
+from ckpt_conformance.crash.model.models import MODELS, OF_POWER_LOSS
 from ckpt_conformance.crash.model.states import Content
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import Close, Options, Run
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 Mirrored = Recording  # what `record` gives: of saves with the mirror below the manager's directory
 MIRROR = "mirror"  # its name below the manager's directory
 NOTHING_LOST = "nothing lost"
-MODELS_OF_DISKS = ("ext4", "xfs", "btrfs")
 DEATH = "kill"
 ANY_DISK = "posix"  # of a mirror, whose file system nobody knows
 LEAVING = frozenset({Kind.RENAME, Kind.EXCHANGE, Kind.UNLINK, Kind.RMDIR})
@@ -108,7 +107,7 @@ def losses(subject: Subject, recording: Recording, step: int) -> Iterator[Loss]:
         raise NotApplicable(f"rotation has not deleted step {step}, which is in the mirror")
     seen = {_mirrored(whole, step)}
     yield Loss(NOTHING_LOST, whole)
-    for model in MODELS_OF_DISKS:
+    for model in OF_POWER_LOSS:
         rng = random.Random(subject.seed)  # noqa: S311
         for state in MODELS[model].states(recording, rng, QUICK.candidates):
             mirrored = _mirrored(state, step)

@@ -17,7 +17,7 @@ from ckpt_conformance.crash.explore import (
     workloads,
 )
 from ckpt_conformance.crash.explore.stores import store_saves
-from ckpt_conformance.crash.model.models import OF_A_DISK, OF_STORES
+from ckpt_conformance.crash.model.models import OF_A_DISK, OF_POWER_LOSS, OF_STORES
 from ckpt_conformance.subject import bundle, roles
 from ckpt_conformance.subject.subject import Slot
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
 
 MODELS_OF_RANKS = ("ranks", "node-loss")  # what `nfs` loses `node-loss` loses, too
-MODELS_OF_POWER_LOSS = ("ext4", "xfs", "btrfs")
+MODELS_OF_POWER_LOSS = OF_POWER_LOSS
 SAME = ("same",)
 NEWEST = 4  # the step that the workload `second` saves
 RANKS = {"fsdp": 2}  # the layout of a world whose saves are recorded

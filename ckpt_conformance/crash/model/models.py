@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.model.states import Model, State
     from ckpt_conformance.trace.operations import Recording
 
-OF_A_DISK = ("kill", "ext4", "xfs", "btrfs")  # what is explored unless models are named
+OF_POWER_LOSS = ("ext4", "xfs", "btrfs")
+OF_A_DISK = ("kill", *OF_POWER_LOSS)  # what is explored unless models are named
 OF_RANKS = ("ranks", "nfs", "node-loss")  # only of a recording of several ranks
 OF_STORES = (object_store.NAME,)  # only of a recording of requests
 
