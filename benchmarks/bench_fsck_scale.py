@@ -195,11 +195,18 @@ def serve(count: int) -> None:
             sys.stdin.read()
         return
     os.environ |= KEYS
-    from moto.s3.models import s3_backends
-    from moto.server import ThreadedMotoServer
+    from ckpt_conformance.fault_injectors.object_store.server import served
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    with served() as endpoint:
+        fill_moto(count)
+        print(endpoint, flush=True)
+        sys.stdin.read()
+
+
+def fill_moto(count: int) -> None:
+    """Write checkpoints into the bucket of the server in this process, without a request."""
+    from moto.s3.models import s3_backends
+
     backend = s3_backends["123456789012"]["aws"]
     backend.create_bucket("bucket", "us-east-1")
     data = content()
@@ -207,10 +214,6 @@ def serve(count: int) -> None:
         for step in range(steps):
             for part in range(FILES):
                 backend.put_object("bucket", f"run{number}/step_{step}/part_{part}.pt", data)
-    host, port = server.get_host_and_port()
-    print(f"http://{host}:{port}", flush=True)
-    sys.stdin.read()
-    server.stop()
 
 
 def stored(count: int) -> None:

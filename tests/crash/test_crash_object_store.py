@@ -349,7 +349,7 @@ def test_a_bucket_after_a_kill_is_one_that_the_model_lists(
 
     monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", 1000)
     with moto_s3.served() as store:
-        moto_s3.lead_to(store, monkeypatch, tmp_path)
+        moto_s3.lead_to(store, monkeypatch)
         moto_s3.emptied()
         found = run_client(store, tmp_path / "whole", None, asked_first=False)
         recording = as_recording(found, tmp_path / "whole", str(tmp_path / "root"), "run/")

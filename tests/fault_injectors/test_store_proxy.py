@@ -34,7 +34,7 @@ def store() -> Iterator[str]:
 @pytest.fixture
 def proxy(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
     with moto_s3.proxied(store, tmp_path / "recorded") as one:
-        moto_s3.lead_to(one.endpoint, monkeypatch, tmp_path)
+        moto_s3.lead_to(one.endpoint, monkeypatch)
         moto_s3.emptied()
         yield one
 
@@ -299,7 +299,7 @@ def test_a_store_that_is_gone_is_a_connection_that_is_cut(
 ) -> None:
     """And no answer of the proxy's own, which would be taken for the store's."""
     with StoreProxy("http://127.0.0.1:9", tmp_path / "recorded") as one:
-        moto_s3.lead_to(one.endpoint, monkeypatch, tmp_path)
+        moto_s3.lead_to(one.endpoint, monkeypatch)
         with pytest.raises(Exception, match="Connection was closed"):
             once().put_object(Bucket=BUCKET, Key="a", Body=b"x")
         assert {request.answered for request in one.requests} == {0}

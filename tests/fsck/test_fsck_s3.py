@@ -35,8 +35,8 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def account(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    moto_s3.lead_to(endpoint, monkeypatch, tmp_path)
+def account(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moto_s3.lead_to(endpoint, monkeypatch)
 
 
 def upload(root: Path, prefix: str) -> str:

@@ -42,8 +42,8 @@ def store() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3(store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    moto_s3.lead_to(store, monkeypatch, tmp_path)
+def s3(store: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    moto_s3.lead_to(store, monkeypatch)
     moto_s3.emptied()
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
@@ -56,7 +56,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}"
     if moto_s3.MISSING:
-        pytest.skip(f"needs {', '.join(moto_s3.MISSING)}: pip install 'ckpt-conformance[store]'")
+        pytest.skip(moto_s3.NEEDS)
     return str(request.getfixturevalue("s3"))
 
 

@@ -38,9 +38,9 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ANN401
+def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     """A client of a server with an empty bucket."""
-    moto_s3.lead_to(endpoint, monkeypatch, tmp_path)
+    moto_s3.lead_to(endpoint, monkeypatch)
     return moto_s3.emptied()
 
 
@@ -50,7 +50,7 @@ def url(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}/run"
     if moto_s3.MISSING:
-        pytest.skip(f"needs {', '.join(moto_s3.MISSING)}: pip install 'ckpt-conformance[store]'")
+        pytest.skip(moto_s3.NEEDS)
     request.getfixturevalue("s3")
     return f"s3://{BUCKET}/{uuid.uuid4().hex}/run"
 

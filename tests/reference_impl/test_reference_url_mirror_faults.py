@@ -52,7 +52,7 @@ def proxy(store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
     monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", PART)
     with moto_s3.proxied(store, tmp_path / "recorded") as one:
-        moto_s3.lead_to(one.endpoint, monkeypatch, tmp_path)
+        moto_s3.lead_to(one.endpoint, monkeypatch)
         # moto keeps the sum that a client sends beside what it got, and does not compare them.
         monkeypatch.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required")
         moto_s3.emptied()
