@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.explore import verdicts
-from ckpt_conformance.crash.explore.stores import store_saves
+from ckpt_conformance.crash.explore.stores import MIRRORED
 from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
@@ -24,4 +24,4 @@ def test_a_kill_at_a_request_costs_no_step_of_a_bucket(subject: Subject) -> None
     the bucket may hold after a kill, where any of the requests in flight took effect, load from a
     copy.
     """
-    verdicts.require_clean(subject, (store_saves.NAME,), MODELS, explore=verdicts.explored_in_store)
+    verdicts.require_clean(subject, (MIRRORED,), MODELS, explore=verdicts.explored_in_store)

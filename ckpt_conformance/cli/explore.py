@@ -33,6 +33,7 @@ from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
+from ckpt_conformance.crash.explore.stores import MIRRORED
 from ckpt_conformance.crash.model.models import OF_A_DISK, OF_RANKS, OF_STORES
 from ckpt_conformance.crash.script.command import GRACE, Signals
 from ckpt_conformance.processes import scratch
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.work.identity import Identity
 
 E = TypeVar("E", bound="BaseExplorer")
-STORED = "mirrored"  # the workload of stores: `store_saves`, which is imported late
 
 
 class Progress(cli_progress.Progress):
@@ -189,7 +189,7 @@ def explore(  # noqa: PLR0913  one parameter for each option
     if set(models) & set(OF_STORES):
         alone = (workload, real, ranks > 1, script, results, cache, on, record, recording)
         _require_store_alone(models, any(alone))
-        chosen = [STORED]
+        chosen = [MIRRORED]
     asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
     limits = _limits(jobs, every=is_full)
     order = Order(what, script, with_command, asked, limits, ranks, out, keep, signals)
@@ -515,7 +515,7 @@ class Run:
             self._explore_on_ranks(subject, name, progress)
             return
         with contextlib.ExitStack() as stack:
-            if name == STORED:
+            if name == MIRRORED:
                 from ckpt_conformance.crash.explore.stores import store_saves
 
                 recorded = store_saves.record(subject)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = 1  # the object number of the manager's directory; it has the path ""
 SCHEMA = "ckpt-conformance/recording/v1"
+SYSTEM_CALLS, ENTRY_POINTS, REQUESTS = "seccomp", "patched", "requests"
+"""What a recording was made from: `recorder`. Entry points are those of Python, replaced."""
 
 
 class Kind(StrEnum):
@@ -182,7 +184,7 @@ class Recording:
     initial: list[Entry]
     operations: list[Operation]
     unsupported: list[Unsupported] = field(default_factory=list[Unsupported])
-    recorder: str = "seccomp"  # or "patched": replaced entry points of Python; "requests"
+    recorder: str = SYSTEM_CALLS
 
     @property
     def ranks(self) -> int:
@@ -192,7 +194,7 @@ class Recording:
     @property
     def remark(self) -> str:
         """What a certificate must say of the recorder; empty if it saw every system call."""
-        sees_all = self.recorder in {"seccomp", "requests"}
+        sees_all = self.recorder in {SYSTEM_CALLS, REQUESTS}
         return "" if sees_all else f"recorded by {self.recorder} entry points"
 
     def bytes_of(self, operation: Operation) -> bytes:

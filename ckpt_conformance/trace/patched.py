@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.trace import control, events, sources
-from ckpt_conformance.trace.operations import Kind, Operation, Recording, Unsupported
+from ckpt_conformance.trace.operations import (
+    ENTRY_POINTS,
+    Kind,
+    Operation,
+    Recording,
+    Unsupported,
+)
 from ckpt_conformance.trace.request import Sink
 from ckpt_conformance.trace.tracked import Tree
 
@@ -83,7 +89,7 @@ class PatchedRecorder:
             self.tree.initial,
             self.operations,
             [*self.unsupported, *self._unseen()],
-            "patched",
+            ENTRY_POINTS,
         )
         recording.save()
         return recording

@@ -117,10 +117,6 @@ class StoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Whether it may change what the store holds."""
         return self.action in CHANGING
 
-    def precedes(self, other: StoreRequest) -> bool:
-        """Whether the client had its answer, or had lost it, when the other one began."""
-        return bool(self.end) and self.end < other.begin
-
 
 def digest_of(body: bytes) -> str:
     """Return the digest by which a body is kept."""

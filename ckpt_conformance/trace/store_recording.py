@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.trace import requests
-from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import REQUESTS, ROOT, Kind, Operation, Recording
 from ckpt_conformance.trace.requests import Action, StoreRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-RECORDER = "requests"
 UNNAMED = ".put-"  # begins the name of an object that has not got its key yet
 FILE, FOLDER = 0o644, 0o755
 
@@ -90,7 +89,7 @@ def as_recording(
     _add_marks(made, left, len(asked), max((one.end for one in asked), default=0) + 1)
     (folder / "data").write_bytes(made.data)
     (folder / "initial").mkdir(exist_ok=True)
-    recording = Recording(root, folder, [], made.operations, recorder=RECORDER)
+    recording = Recording(root, folder, [], made.operations, recorder=REQUESTS)
     recording.save()
     return recording
 

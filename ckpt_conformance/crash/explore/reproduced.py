@@ -15,7 +15,7 @@ from ckpt_conformance.crash.explore import workloads
 from ckpt_conformance.crash.explore.exploration import BY_PROCESS, KILL, RANKS
 from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.harness.messages import ExitKind, Fault, Stop
-from ckpt_conformance.trace.operations import Kind
+from ckpt_conformance.trace.operations import SYSTEM_CALLS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,8 @@ TRIES = 3  # calls; one that fails leaves no operation, so calls may run ahead o
 def reproduce(explorer: Explorer) -> None:
     """Kill a process at each violation of the `kill` model that is a whole prefix of calls."""
     report = explorer.result.models.get(KILL)
-    if report is None or explorer.result.interrupted or explorer.recording.recorder != "seccomp":
+    is_of_calls = explorer.recording.recorder == SYSTEM_CALLS
+    if report is None or explorer.result.interrupted or not is_of_calls:
         return
     for outcome, violation in report.worst.items():
         if _is_left_by_kill(explorer, violation):

@@ -44,9 +44,7 @@ def effects_of(operations: Sequence[Operation]) -> list[Effect]:
     for operation in operations:
         if not operation.joined:
             first, content = operation.index, Content(0)
-        if operation.kind is Kind.CREATE:
-            content = Content(0)
-        elif operation.kind is Kind.WRITE:
+        if operation.kind is Kind.WRITE:
             content = Content(operation.size, (Extent(0, operation.size, operation.index),))
         clock = operation.begin, operation.end
         if operation.kind is Kind.RENAME:

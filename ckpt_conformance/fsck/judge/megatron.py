@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats import manifest_v2
+from ckpt_conformance.fsck.formats import dcp, manifest_v2
 from ckpt_conformance.fsck.formats.manifest_v2 import DIST, HF, JSON, MANIFEST
 from ckpt_conformance.fsck.judge.parts import json_part
 from ckpt_conformance.fsck.layouts.names import FOLDER, PRE_V2, SPLIT, V2, megatron_bases
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.source.findings import Plain
 
+_CONFIG, _COMMON = "metadata.json", "common.pt"
 _MOST_BYTES = 16 << 20
 _WEIGHTS = re.compile(r".*\.safetensors|.*\.bin|.*\.index\.json")
 _PART = re.compile(r".*-\d+-of-\d+\.(safetensors|bin)")
@@ -110,14 +111,13 @@ def _of_megatron(context: Context, candidate: Candidate) -> None:
         files = {one.removeprefix(head) for one in candidate.files if one.startswith(head)}
         facts = context.report.facts.get(f"{head}{_CONFIG}", NO_FACTS).values
         is_said = isinstance(facts.get("sharded_backend"), str)
-        is_named = _ITERATION.fullmatch(own) and {".metadata", _COMMON} <= files
+        is_named = _ITERATION.fullmatch(own) and {dcp.METADATA, _COMMON} <= files
         role = _Role(context, head, frozenset(files))
         for name, why in _demanded(facts) if is_said or is_named else ():
             if name not in files:
                 role.say(Kind.MISSING, name, why)
 
 
-_CONFIG, _COMMON = "metadata.json", "common.pt"
 _ITERATION = re.compile(r"iter_\d{7}")
 
 
@@ -207,12 +207,12 @@ def _huggingface(role: _Role, what: str, path: str, *, is_peft: bool) -> None:
 
 def _key(role: _Role, what: str, path: str, key: str | None) -> None:
     """Look for the key that a content has in its folder: another's shards lack it."""
-    common, sharded = role.facts(f"{path}/common.pt"), role.facts(f"{path}/.metadata")
+    common, sharded = role.facts(f"{path}/{_COMMON}"), role.facts(f"{path}/{dcp.METADATA}")
     if key is None or not common or not sharded or key in common or key in sharded:
         return
     some = ", ".join(clip(one) for one in sorted({*common, *sharded})[:5])
     why = f"{MANIFEST} says that it holds {clip(what)} as {clip(key)}; it holds {some}: another's?"
-    role.say(Kind.DAMAGED, f"{path}/.metadata", why)
+    role.say(Kind.DAMAGED, f"{path}/{dcp.METADATA}", why)
 
 
 def _strangers(role: _Role, manifest: Manifest) -> None:
@@ -265,19 +265,19 @@ def _lacking(names: set[str]) -> str:
 
 def _dist(role: _Role, folder: str) -> None:
     """Ask for what a folder of `dist_checkpointing` always has."""
-    for name, why in _demanded(role.facts(f"{folder}/metadata.json")):
+    config = f"{folder}/{_CONFIG}"
+    for name, why in _demanded(role.facts(config)):
         if name not in role.below(folder):
             role.say(Kind.MISSING, f"{folder}/{name}", why)
-    config = f"{folder}/metadata.json"
     backend = role.facts(config).get("sharded_backend")
     if config in role.files and not isinstance(backend, str):
         role.say(Kind.DAMAGED, config, "it does not say the format of the shards")
 
 
 def _demanded(facts: Mapping[str, Plain | None]) -> Iterator[tuple[str, str]]:
-    """Yield the files that the formats demand which `metadata.json` names, each with why."""
-    yield "metadata.json", "it is written last: the save did not end; Megatron refuses the folder"
+    """Yield the files that the formats demand which the configuration names, each with why."""
+    yield _CONFIG, "it is written last: the save did not end; Megatron refuses the folder"
     if facts.get("sharded_backend", "torch_dist") == "torch_dist":
-        yield ".metadata", "it says where each tensor lies: no shard of this folder can be read"
+        yield dcp.METADATA, "it says where each tensor lies: no shard of this folder can be read"
     if facts.get("common_backend", "torch") == "torch":
-        yield "common.pt", "it holds what is not sharded, and loading begins with it"
+        yield _COMMON, "it holds what is not sharded, and loading begins with it"

@@ -125,20 +125,10 @@ _MODEL = re.compile(r"(?:model|weights|variables|state|params)(?:[^a-z]|$)", re.
 _FIRST_BYTES = {foreign.GGUF: Format.GGUF, foreign.HDF5: Format.HDF5}
 FOREIGN = {*_FOREIGN.values()}
 """Formats of single files that others than torch, safetensors and Hugging Face have."""
-_NO_DATA = (
-    Format.JSON,
-    Format.UNREFERENCED,
-    Format.UNKNOWN_NAME,
-    Format.OTHER,
-    Format.LEFTOVER,
-    Format.DEEP,
-    Format.DENIED,
-    Format.EMPTY,
-)
-
-
 _NO_STATE = (Format.JSON, Format.OTHER, Format.LEFTOVER, Format.DEEP, Format.DENIED)
 """What makes no checkpoint of a folder, unless it runs code."""
+_NO_DATA = (*_NO_STATE, Format.UNREFERENCED, Format.UNKNOWN_NAME, Format.EMPTY)
+"""What says nothing of the layout that it is in."""
 
 
 class Part(NamedTuple):

@@ -144,7 +144,7 @@ FOLDER = "dist_ckpt"
 SPLIT = ("model", "optimizer", "extra")
 """The folders of v2, in the order in which they are written."""
 
-_OF_V2 = re.compile(rf"((?:.*/)?)(?:{MANIFEST}|(?:model|optimizer|extra)/{FOLDER}(?:/.*)?)")
+_OF_V2 = re.compile(rf"((?:.*/)?)(?:{MANIFEST}|(?:{'|'.join(SPLIT)})/{FOLDER}(?:/.*)?)")
 _BEFORE_V2 = re.compile(rf"((?:.*/)?){FOLDER}/.*")
 
 

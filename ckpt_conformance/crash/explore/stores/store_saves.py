@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.crash.explore.engine import Recorded
+from ckpt_conformance.crash.explore.stores import MIRRORED
 from ckpt_conformance.fault_injectors.object_store import server
 from ckpt_conformance.fault_injectors.object_store.proxy import StoreProxy
 from ckpt_conformance.harness.messages import Close, Options, Run
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
-NAME = "mirrored"
 STEPS = (2, 4, 6)
 KEEP = 2
 PREFIX = "run"
@@ -42,7 +42,7 @@ def record(subject: Subject) -> Recorded:
 
 
 def _record(subject: Subject) -> Recorded:
-    folder = subject.folder / "recorded" / NAME
+    folder = subject.folder / "recorded" / MIRRORED
     trees.clear(folder)
     trees.clear(subject.root)
     with server.served() as store, StoreProxy(store, folder, knows_uploads=False) as proxy:
@@ -53,7 +53,7 @@ def _record(subject: Subject) -> Recorded:
     except ValueError as error:
         raise Unknown(f"what was asked of the store can't be followed: {error}") from error
     trees.clear(subject.root)
-    return Recorded(NAME, recording)
+    return Recorded(MIRRORED, recording)
 
 
 def _saves(subject: Subject, proxy: StoreProxy, steps: Sequence[int]) -> Iterator[Mark]:
