@@ -80,6 +80,7 @@ def all_faults() -> Mapping[str, FaultInfo]:
         **dict.fromkeys((*at_rest.AT_REST, "other-step"), "at_rest"),
         "dcp-chunk-hole": "dcp_metadata",
         "slow-uploads": "slow_uploads",
+        "cut-uploads": "cut_uploads",
         "clock-back": "clock_back",
     }
     return {name: _describe(name, place) for name, place in places.items()}

@@ -1,4 +1,4 @@
-"""Python's file objects with a hook at each raw read and write, built as `io.open` builds them.
+"""Python's file objects with hooks at each raw read, write and close, as `io.open` builds them.
 
 The hooks sit below Python's buffers, where system calls are made: bytes that Python still holds are
 not yet written, and die with the process. `OpenInjector` is what `file_write` and `file_read`
@@ -23,14 +23,15 @@ TEXT = ("encoding", "errors", "newline", "closefd", "opener")  # what `open` tak
 
 
 class HookedFile(io.FileIO):
-    """A raw file that asks before each read and write.
+    """A raw file that asks before each read, each write and its close.
 
     `on_write` gets the bytes and the real write, and gives the number of bytes written; `on_read`
-    gets the real read and gives its result.
+    gets the real read and gives its result; `on_close` gets the descriptor before it is closed.
     """
 
     on_write: Callable[[bytes, Callable[[bytes], int]], int] | None = None
     on_read: Callable[[Callable[[], Any]], Any] | None = None
+    on_close: Callable[[int], None] | None = None
 
     def write(self, data: Any, /) -> int:  # noqa: ANN401  any buffer
         """Write through the hook."""
@@ -53,6 +54,14 @@ class HookedFile(io.FileIO):
         """Read into memory through the hook."""
         real = super().readinto
         return int(self._read(lambda: real(buffer)))
+
+    def close(self) -> None:
+        """Call the hook, once, and close."""
+        try:
+            if self.on_close is not None and not self.closed:
+                self.on_close(self.fileno())
+        finally:
+            super().close()
 
     def _read(self, real: Callable[[], Any]) -> Any:  # noqa: ANN401  bytes or a count
         return real() if self.on_read is None else self.on_read(real)

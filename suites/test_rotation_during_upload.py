@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 DEADLINE = 8.0  # seconds; the gate's patience is 30
 WAITS: Slot[bool] = Slot("a save waits for its upload")
 SLOW_CLOSE = "ckpt_conformance.fault_injectors.slow_uploads:close"
+CUT_AND_CLOSE = "ckpt_conformance.fault_injectors.cut_uploads:close"
 UPLOADED = (2, 4, 6)  # steps whose uploads are under way when the manager is closed
 AWAIT, OPEN = Gate(state="await"), Gate(state="open")
 
@@ -252,7 +253,8 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     Why: uploads listed the directory too early, in pages, or while a fixed name was written anew,
     and the mirror held parts of two saves (D07, D08).
     How: save two steps, let uploads finish, load from the mirror alone; a manager also saves a step
-    again in the middle of its upload, before the last file of it, and in another process after it.
+    again in the middle of its upload, before the last file of it, and in another process after it,
+    and is opened with `upload_gate=None`.
     Then lose the manager's directory, keep the mirror, and let a run that begins anew save another
     step 4: once rotation has deleted it, the mirror has that one. Where it stays it is not judged.
     """
@@ -266,6 +268,7 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
         _compare(subject, _as_original(subject))
     if subject.info.shape == "manager":
         _save_again_after_a_restart(subject)
+        _save_without_a_gate(subject)
         _save_beside_the_copy_of_an_earlier_run(subject)
         files = result.of(GateResult, 0).came
         if not files:
@@ -306,6 +309,17 @@ def _compare_saved_again(subject: Subject, saved: ProcessResult, saves: list[int
     _compare(subject, _as_original(subject))
     if not saved.went_well:
         raise trouble(subject, saved)
+
+
+def _save_without_a_gate(subject: Subject) -> None:
+    """Open the mirror with `upload_gate=None`, which is what users have, save, and compare."""
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    options = Options(keep_last=2, mirror=str(mirror_of(subject)), gated=False)
+    result = subject.execute(save(2, 4), Close(), options=options, deadline=DEADLINE)
+    if not result.went_well:
+        raise trouble(subject, result)
+    _compare(subject, _as_original(subject), "a mirror without a gate is not like the original")
 
 
 def _save_beside_the_copy_of_an_earlier_run(subject: Subject) -> None:
@@ -352,12 +366,15 @@ def _as_original(subject: Subject) -> dict[int, Leaves]:
     return {4: whole(control.of(RunResult).states[4])}
 
 
-def _compare(subject: Subject, legal: Mapping[int, Leaves]) -> None:
+def _compare(
+    subject: Subject,
+    legal: Mapping[int, Leaves],
+    message: str = "the mirror does not load like the original",
+) -> None:
     """Load from the mirror while the original is out of the way."""
     away = subject.root.rename(subject.root.with_name("away"))
     result = subject.resume(root=mirror_of(subject))
     away.rename(subject.root)
-    message = "the mirror does not load like the original"
     subject.judge(result, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
 
 
@@ -554,6 +571,31 @@ def test_close_waits_for_as_long_as_uploads_go_on(subject: Subject) -> None:
     message = f"close() returns while uploads go on: the mirror lacks {missing}"
     evidence = {"a file takes": "30 s", "close() has waited for": f"{told.value:.4g} s"}
     raise Violation(message, evidence=evidence)
+
+
+@check("CKC-MIRR-013")
+def test_a_copy_that_was_cut_short_is_no_upload(subject: Subject) -> None:
+    """A step of whose copy the end is missing is not deleted by rotation, though no call failed.
+
+    Why: that the writer saw no error counted as arrived. The receipt was written, rotation deleted
+    the original, and the step was nowhere whole (D04).
+    How: save step 2 while the gate is shut; open it, and cut the first large file of the mirror in
+    half as the upload closes it (`cut-uploads`), so before it can be read back. Then let a restart
+    save three more steps with two to keep, each uploaded before the next one. Step 2 is here, or it
+    loads from the mirror.
+    """
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    cut = Probe(probe=CUT_AND_CLOSE, go_on=True)
+    first = prompt(subject, Gate(state="shut"), save(2), AWAIT, cut, Steps())
+    if 2 not in steps_left(subject, first):  # noqa: PLR2004  the step that was saved
+        raise trouble(subject, first)
+    if not first.has_fired:
+        raise Unknown("the fault did not fire: no large file of the mirror was closed by Python")
+    ops = [op for step in (4, 6, 8) for op in (save(step, resume=True), Close())]
+    left = steps_left(subject, prompt(subject, *ops, Steps()))
+    message = "rotation deletes step 2, and the mirror has a copy of it that was cut short"
+    _require_somewhere(subject, 2, left, message)
 
 
 def _closed(subject: Subject, closing: Probe) -> ProcessResult:

@@ -105,7 +105,8 @@ class Child:
             wanted = self.options
             place = wanted.mirror
             mirror = place if place is None or "://" in place else Path(place)
-            options = OpenOptions(wanted.keep_last, mirror, self.gate.pass_through, wanted.kind)
+            gate = self.gate.pass_through if wanted.gated else None
+            options = OpenOptions(wanted.keep_last, mirror, gate, wanted.kind)
             try:
                 self._opened = self.adapter.open(self.root, options)
             except NotImplementedError as error:

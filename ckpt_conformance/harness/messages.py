@@ -556,15 +556,21 @@ class JobSpec(Message, frozen=True, omit_defaults=True):
 
 
 class Options(Message, frozen=True, omit_defaults=True):
-    """How the manager is opened; `mirror` is a path or a URL, `kind` what is asked for."""
+    """How the manager is opened; `mirror` is a path or a URL, `kind` what is asked for.
+
+    Without `gated` no upload gate is passed.
+    """
 
     keep_last: int | None = None
     mirror: str | None = None
     kind: str | None = None
+    gated: bool = True
 
     def to_text(self) -> str:
         """Return what is asked for, in words: `keep_last=1`."""
-        asked = {name: value for name, value in structs.asdict(self).items() if value is not None}
+        usual = structs.asdict(Options())
+        given = structs.asdict(self).items()
+        asked = {name: value for name, value in given if value != usual[name]}
         return ", ".join(f"{name}={value!r}" for name, value in asked.items())
 
 

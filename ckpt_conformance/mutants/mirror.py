@@ -315,6 +315,29 @@ class UploadedOnce(Mirrors):
     kind = ReceiptsOfSteps
 
 
+class ReadsTheOriginal(DirectoryMirror):
+    """Compares with the manifest what it has sent, and not what arrived."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        self.source = reference.directory
+        super()._upload(reference, manifest)
+
+    def _digest(self, path: Path) -> str:
+        return super()._digest(self.source / path.name)
+
+
+@mutant(
+    "D04-cut",
+    url="google/orbax#605",
+    change="the original is read again after an upload, and what arrived is not",
+    violates={"CKC-MIRR-013"},
+)
+class TakesSentForArrived(Mirrors):
+    """Writes a receipt for a copy that was cut short."""
+
+    kind = ReadsTheOriginal
+
+
 class UnsyncedMirror(DirectoryMirror):
     """Leaves what it has copied to the page cache."""
 

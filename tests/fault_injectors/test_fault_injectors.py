@@ -473,6 +473,7 @@ def test_prefixes_are_tried_of_each_call_that_writes_a_whole_file() -> None:
 def test_every_module_says_what_it_is() -> None:
     described = {where.partition(":")[0] for where in fault_injectors.AT_CALL.values()}
     described |= {"at_rest", "drills", "payload", "dcp_metadata", "slow_uploads", "clock_back"}
+    described |= {"cut_uploads"}
     shared = {"__init__", "injector", "files", "points", "injected_save", "crafted"}
     shared |= {"advancing", "counting", "injected_calls", "rank_points", "large_save"}
     folder = Path(str(fault_injectors.__file__)).parent
