@@ -127,9 +127,19 @@ def _survey(subject: Subject, kind: SaveKind) -> Surveyed:
     counted = counting.count_calls(subject, partial(save, subject, kind), keep)
     if not counted.result.went_well:
         _give_up(kind, subject.tell(counted.result))
-    trees.materialize(subject.root, subject.folder / f"whole {kind}")
+    trees.materialize(subject.root, _whole(subject, kind))
     crossed = sum(report.fired for report in counted.others)
     return Surveyed(counted.points, crosses=bool(crossed))
+
+
+def whole(subject: Subject, kind: SaveKind) -> Path:
+    """Return the directory as a save of a kind leaves it where nothing happens."""
+    points_of(subject, kind)
+    return _whole(subject, kind)
+
+
+def _whole(subject: Subject, kind: SaveKind) -> Path:
+    return subject.folder / f"whole {kind}"
 
 
 def _kept(subject: Subject, kind: SaveKind, where: Where) -> Path:
@@ -209,7 +219,7 @@ def overwritten(subject: Subject) -> Leaves:
 
 def _overwritten(subject: Subject) -> Leaves:
     points_of(subject, SaveKind.SAME)
-    trees.materialize(subject.folder / f"whole {SaveKind.SAME}", subject.root)
+    trees.materialize(whole(subject, SaveKind.SAME), subject.root)
     result = subject.resume()
     step, state = oracle.arrival(result)
     if step != NEWEST:

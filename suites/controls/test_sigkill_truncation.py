@@ -16,7 +16,16 @@ from ckpt_conformance.fault_injectors import counting, injected_save, payload, p
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.fault_injectors.points import Now
 from ckpt_conformance.harness import messages
-from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
+from ckpt_conformance.harness.messages import (
+    Close,
+    CopyOut,
+    ExitKind,
+    Fresh,
+    Materialize,
+    Run,
+    RunResult,
+    whole,
+)
 from ckpt_conformance.subject import batched_recovery, controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
@@ -29,11 +38,12 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import Leaves, StepsResult
+    from ckpt_conformance.harness.messages import AnyOp, Leaves, StepsResult
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST, LATER = 2, 4, 6  # the save of the second one is killed
 SCREENED, KILLED = 14, 3  # points at the quick budget: of kept directories, of real kills
+ROUNDS = 3  # of a kill and a good save, in which what stays grows each time, or does not pile up
 KILLED_IN_FULL = 40  # real kills at the full budget, where every point is screened
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 CRASHES: Slot[list[Crash]] = Slot("what kills leave of a save, by the kind of save")
@@ -382,6 +392,8 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
 
     Why: every killed save left its temporary files behind until the disk was full (M020).
     How: list names after two saves; then die twice inside a save, save once, and count the files.
+    Then let step 4 be saved over itself after each kill of such a save; where something stays, die
+    there and save again three times, and count the files each time.
     """
     golden = subject.golden()
     kept = [
@@ -413,6 +425,63 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
         more = [name for name in extra if name not in left]
         evidence = {"after one dead save": left, "and after a second one, and a good one": more}
         raise Violation("what dead saves leave piles up", evidence=evidence)
+    if injected_save.overwrites(subject):
+        _require_no_pile_of_overwrites(subject)
+
+
+def _require_no_pile_of_overwrites(subject: Subject) -> None:
+    """Raise Violation where each kill of a save over a step that is there leaves one file more."""
+    whole_same = injected_save.whole(subject, SaveKind.SAME)
+    known = [*lasting(subject), set(payload.names(whole_same))]
+    for point in _after_which_something_stays(subject, known):
+        counts = _left_by_each_round(subject, point, known)
+        names = [len(one) for one in counts]
+        if len(names) == ROUNDS and names == sorted(set(names)):
+            evidence = {"killed": point.name, "after each kill and a good save": counts}
+            message = "what dead saves over a step that is there leave piles up"
+            raise Violation(message, evidence=evidence)
+
+
+def _after_which_something_stays(subject: Subject, known: Sequence[set[str]]) -> list[Point]:
+    """Choose points of a save over a step after which the next such save leaves something.
+
+    One for each set of kinds of names; those saves are made in one child.
+    """
+    distinct: dict[frozenset[str], Point] = {}
+    for point in injected_save.points_of(subject, SaveKind.SAME):
+        over = left_over(injected_save.crash_state(subject, SaveKind.SAME, point), known)
+        if over:
+            distinct.setdefault(frozenset(map(trees.pattern, over)), point)
+    tried = subject.sample(list(distinct.values()), SCREENED)
+    ops: list[AnyOp] = []
+    for at, point in enumerate(tried):
+        tree = injected_save.crash_state(subject, SaveKind.SAME, point)
+        again = Run(until=NEWEST, save_at=(NEWEST,), go_on=True)
+        after = CopyOut(tree=str(subject.scratch / f"saved {at}"))
+        ops += [Materialize(tree=str(tree)), Fresh(), again, Close(go_on=True), after]
+    subject.execute(*ops, seed=injected_save.SECOND_JOB_SEED)
+    saved = [(subject.scratch / f"saved {at}", point) for at, point in enumerate(tried)]
+    return [point for folder, point in saved if folder.exists() and left_over(folder, known)]
+
+
+def _left_by_each_round(
+    subject: Subject, point: Point, known: Sequence[set[str]]
+) -> list[list[str]]:
+    """Die at a point of a save over step 4 and save it again, by turns; name what each leaves.
+
+    Ends as soon as a round leaves no more than the one before it, or does not go well.
+    """
+    subject.materialize(subject.golden())
+    save = partial(subject.run, NEWEST, (NEWEST,), seed=injected_save.SECOND_JOB_SEED)
+    counts: list[list[str]] = []
+    for _ in range(ROUNDS):
+        killed = save(faults=[point.spec("kill")], fault_step=NEWEST)
+        if not killed.has_fired or not save().went_well:
+            break
+        counts.append(left_over(subject.root, known))
+        if len(counts) > 1 and len(counts[-1]) <= len(counts[-2]):
+            break
+    return counts
 
 
 def may_save_again(subject: Subject) -> bool:
