@@ -244,7 +244,8 @@ class WithLayouts(Plain):
     """Beside what `Plain` has, tensors of images and volumes, whose channels lie side by side.
 
     The order of their memory is none that a shape tells: who writes bytes as they lie, and the
-    shape beside them, reads other numbers at each place.
+    shape beside them, reads other numbers at each place. `row` is a column that was turned: torch
+    calls it contiguous, though the stride of its dimension of one element is not that of C order.
     """
 
     def __init__(self, without: Collection[str] = ()) -> None:
@@ -257,11 +258,13 @@ class WithLayouts(Plain):
         self.filters = nn.Parameter(filters.to(memory_format=images))
         self.register_buffer("pixels", torch.rand(2, 3, 4, FEATURES).to(memory_format=images))
         self.register_buffer("voxels", torch.rand(2, 3, 2, 3, FEATURES).to(memory_format=volumes))
+        self.register_buffer("row", torch.rand(FEATURES, 1).t())
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to [B, 8]."""
         h = super().hidden(x, classes) * self.filters[1, 2, 3]
-        return h + self.get_buffer("pixels")[1, 2, 3] + self.get_buffer("voxels")[1, 2, 1, 2]
+        h = h + self.get_buffer("pixels")[1, 2, 3] + self.get_buffer("voxels")[1, 2, 1, 2]
+        return h + self.get_buffer("row")[0]
 
 
 class Sizes(nn.Module):

@@ -42,7 +42,7 @@ NEWEST = SAVES[-1]
 BUFFERS = {"constant", "seen", "average"}  # of the default kind of job
 LOUD = {"loud16", "loudb16", "loud32"}  # signalling NaNs: buffers of the kind `bits`
 BITS = {"nan32", "nan64", "signed", "tiny", "thirds", "wide"} | LOUD  # all of that kind
-IMAGES = {"filters", "pixels", "voxels"}  # of the kind `layouts`
+IMAGES = {"filters", "pixels", "voxels", "row"}  # of the kind `layouts`
 FROZEN = "frozen"
 EXTRA_STATE = "_extra_state"
 DTYPES = (Feature.BFLOAT16, Feature.FLOAT8, Feature.COMPLEX64, Feature.BOOL, Feature.INT8)
@@ -183,7 +183,8 @@ def test_tensors_of_images_come_back(subject: Subject) -> None:
     Why: such a tensor has no gaps, and is still not in the order of its shape. Who writes its bytes
     as they lie, and the shape beside them, gives other numbers back at each place (O05).
     How: a model with a parameter and a buffer of four dimensions in channels_last, and a buffer of
-    five in channels_last_3d, which the destination has, too.
+    five in channels_last_3d, which the destination has, too; and a column of one element a row that
+    was turned, whose strides are not those of C order, though torch calls it contiguous.
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
     controls.require(test_buffers_are_the_saved_ones, subject)
