@@ -77,7 +77,7 @@ def all_faults() -> Mapping[str, FaultInfo]:
     places = {
         **AT_CALL,
         **{name: f"object_store.faults:{kind.__name__}" for name, kind in faults.AT_STORE.items()},
-        **dict.fromkeys((*at_rest.AT_REST, "other-step"), "at_rest"),
+        **dict.fromkeys((*at_rest.AT_REST, "other-step", "grown"), "at_rest"),
         "dcp-chunk-hole": "dcp_metadata",
         "slow-uploads": "slow_uploads",
         "cut-uploads": "cut_uploads",

@@ -1,9 +1,9 @@
 """Damage of files that nobody writes at the moment: what a disk, a copy or a hand does to them.
 
-Models: flipped bits, zeroed and swapped blocks, files cut short, swapped, taken from another step,
-missing, unexpected or duplicated, names that are no file any more, metadata edited by hand, text in
-another encoding. Times, modes and inodes stay as they were, because a failing disk does not touch
-them either.
+Models: flipped bits, zeroed and swapped blocks, files cut short, or longer by a hole, swapped,
+taken from another step, missing, unexpected or duplicated, names that are no file any more,
+metadata edited by hand, text in another encoding. Times, modes and inodes stay as they were,
+because a failing disk does not touch them either.
 Does not model: damage that moves while it is read, or directories that cannot be listed.
 Proof: each function gives a `Damage` with the digest before and after, and raises `Unknown` when
 nothing changed.
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ABSENT = "absent"
 Cut = Literal["0", "1", "half", "len-1"]
+GROWN = 1 << 40  # bytes: no hash gets through them while a child lives
 CUTS: tuple[Cut, ...] = ("0", "1", "half", "len-1")
 NoFile = Literal["directory", "socket", "FIFO"]
 NO_FILES: dict[NoFile, Callable[[Path], None]] = {
@@ -255,6 +256,22 @@ def remove(root: Path, file: str) -> Damage:
     before = digest(root / file)
     (root / file).unlink(missing_ok=True)
     return prove("missing-file", root, file, before)
+
+
+def grow(root: Path, file: str, size: int = GROWN) -> Damage:
+    """Let a file grow to a size (bytes) by a hole: it takes no more of the disk than before.
+
+    Its digest is not asked for, as whoever reads a hole of this size has to wait.
+    """
+    path = root / file
+    before, info = digest(path), path.stat()
+    try:
+        os.truncate(path, size)
+    except OSError as error:  # such as EFBIG: the largest file may be smaller here
+        raise Unknown(f"the fault grown did not fire: {error}") from error
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    after = f"{before}, and zeros up to {path.stat().st_size} bytes"
+    return Damage("grown", file, info.st_size, before, after)
 
 
 def put_in_place(root: Path, file: str, kind: NoFile) -> Damage:

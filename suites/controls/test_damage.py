@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
 OLDER, NEWEST, LATER = 2, 4, 6
 BLOCKED = 2.0  # seconds after which a load of a FIFO is left to CKC-SECU-006
+LONG = 10.0  # seconds of a CPU in which a load does not read a TiB, and need not
 GENERATORS = "rng"  # the component whose tensors do not take any bits
 SEVERAL = 9  # bits
 NO_OLDER = f"step {OLDER} has no file of its own that the save of step {NEWEST} leaves as it is"
@@ -439,7 +440,31 @@ def test_what_is_no_file_does_not_hide_an_older_step(subject: Subject) -> None:
     if subject.budget == "full":
         pairs = product(files, at_rest.NO_FILES)
     for file, kind in pairs:
-        _serves_the_older(subject, file, kind)
+        put = partial(at_rest.put_in_place, file=file, kind=kind)
+        _serves_the_older(subject, put, f"a {kind} in the place of {file}", BLOCKED)
+
+
+@check("CKC-CORR-006")
+def test_a_file_that_grew_does_not_hide_an_older_step(subject: Subject) -> None:
+    """With the newest step damaged a load falls back to the newest whole one.
+
+    Why: a copy that was cut and then padded, or a write far behind the end, leaves a file of a TiB
+    that takes no room. A load that reads all of it before it looks at the size does not end (B07).
+    How: let the largest file of step 4 grow to a TiB by a hole, at the full budget each file, one
+    at a time; resume, expect step 2 or 4 within ten seconds. Only files count whose absence
+    lets a load fall back. An error of the operating system, or for want of memory, may
+    reach the caller.
+    """
+    if not older_stays(subject.golden()):
+        raise NotApplicable(NO_OLDER)
+    files = list(those_fallen_back_from(subject))
+    if not files:
+        raise NotApplicable(f"no file of step {NEWEST} is missed, and step {OLDER} served instead")
+    place = subject.golden().snapshot(NEWEST)
+    files.sort(key=lambda file: (place / file).stat().st_size, reverse=True)
+    for file in files if subject.budget == "full" else files[:1]:
+        grow = partial(at_rest.grow, file=file)
+        _serves_the_older(subject, grow, f"{file} grew by a hole", LONG)
 
 
 @check("CKC-CORR-006")
@@ -484,21 +509,27 @@ def _fallen_back_from(subject: Subject) -> list[str]:
     return subject.sample(found, len(found))
 
 
-def _serves_the_older(subject: Subject, file: str, kind: at_rest.NoFile) -> None:
-    """Raise Violation where what is no file, in the place of one, hides the older step."""
+def _serves_the_older(subject: Subject, fault: Fault, what: str, deadline: float) -> None:
+    """Raise Violation where damage to a file of the newest step hides the older step.
+
+    A load that has not ended after `BLOCKED` seconds is not judged here.
+    """
     subject.materialize(subject.golden())
-    damage = at_rest.put_in_place(subject.root, file, kind)
+    damage = fault(subject.root)
     try:
-        result = subject.resume(deadline=BLOCKED)
+        result = subject.resume(deadline=deadline)
     finally:
-        at_rest.remove_all(subject.root / file)  # no copy of the directory can be made with it
-    if result.exit_kind is ExitKind.HANG or (result.error and result.error.disk):
+        # No copy of the directory can be made with it.
+        at_rest.remove_all(subject.root / damage.file)
+    if deadline == BLOCKED and result.exit_kind is ExitKind.HANG:
+        return
+    if result.exit_kind is ExitKind.MEMORY or (result.error and result.error.disk):
         return
     subject.judge(
         result,
         subject.legal(subject.golden()),
         {Outcome.NEW, Outcome.LOST_STEP},
-        f"a {kind} in the place of {file}: the whole step {OLDER} is not served",
+        f"{what}: the whole step {OLDER} is not served",
         newest=NEWEST,
         acknowledged=(OLDER, NEWEST),
         damage=damage.to_json(),

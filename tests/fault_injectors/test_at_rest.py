@@ -108,6 +108,18 @@ def test_a_truncation_leaves_what_it_says(cut: at_rest.Cut, left: int, root: Pat
     assert (root / "other.bin").read_bytes() == bytes(reversed(WEIGHT))[:left]
 
 
+def test_a_file_grows_by_a_hole_and_takes_no_room(root: Path) -> None:
+    before = (root / "other.bin").stat()
+    damage = at_rest.grow(root, "other.bin", 1 << 34)
+    after = (root / "other.bin").stat()
+    assert after.st_size == 1 << 34
+    assert (after.st_blocks, after.st_mtime_ns) == (before.st_blocks, before.st_mtime_ns)
+    with (root / "other.bin").open("rb") as file:
+        assert file.read(129) == bytes(reversed(WEIGHT)) + b"\0"
+    assert damage.after != damage.before
+    at_rest.remove_all(root / "other.bin")
+
+
 def test_a_fault_that_changes_nothing_is_unknown(root: Path) -> None:
     (root / "empty").touch()
     with pytest.raises(Unknown, match="did not fire"):
