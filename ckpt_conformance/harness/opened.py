@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import msgspec
 
-from ckpt_conformance.contract import installed
-from ckpt_conformance.contract.registry import PACKAGE
+from ckpt_conformance.harness import bytecode
+from ckpt_conformance.harness.own_places import OwnPlaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from _typeshed import StrOrBytesPath
 
@@ -44,14 +44,14 @@ Stamp = tuple[int, ...]  # of a file: device, inode, size, times; empty if there
 STAMPED = {"file", "folder"}
 IMPORTS = "<frozen importlib._bootstrap_external>"
 WRITES = os.O_WRONLY | os.O_RDWR
-MAKES = os.O_CREAT | os.O_TRUNC
 BYTECODE = tuple(importlib.machinery.BYTECODE_SUFFIXES)
 
 
 class Note(msgspec.Struct, frozen=True):
-    """One name that was seen; `kind`: file, folder, modules, variable, program, address.
+    """One name that was seen; `kind`: file, folder, modules, variable(s), program, address, stale.
 
-    `modules` is a folder that an import has looked into.
+    `modules` is a folder that an import has looked into, `variables` are the names of all, `stale`
+    is compiled code that is not of its source.
     """
 
     kind: str
@@ -115,13 +115,7 @@ class Recorder:
         self.flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         with (folder / LOST).open("r+b") as file:
             self.lost = mmap.mmap(file.fileno(), 1)
-        temporary = folder.parent.parent
-        ours = Path(sys.modules[PACKAGE].__file__ or "").parent
-        beside = {path.resolve() for path in ours.iterdir() if path.is_dir()}  # links of a checkout
-        self.passed_over = (
-            *(f"{place}/" for place in (*installed.places(), ours, *beside)),
-            *("/proc/", "/sys/", f"{temporary}/ckc-", "/dev/shm/ckc-"),  # noqa: S108  our names
-        )
+        self.places = OwnPlaces(folder.parent)
         self.seen: set[tuple[str, str]] = set()
         self.made: set[str] = set()  # files that this process wrote: what it reads there is its own
         self.busy = threading.local()
@@ -129,6 +123,7 @@ class Recorder:
             "open": self._opens,
             "import": self._imports,
             "os.listdir": self._lists,
+            "os.link": self._opens_again,
             "os.scandir": self._lists,
             "ctypes.dlopen": self._loads,
             "subprocess.Popen": self.starts,
@@ -136,6 +131,7 @@ class Recorder:
             "os.exec": self.starts,
             "os.posix_spawn": self.starts,
             "socket.connect": self._connects,
+            "socket.sendto": self._connects,
         }
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -148,6 +144,10 @@ class Recorder:
         """Take the name of a variable of the environment."""
         if isinstance(name, str | bytes):  # of `os.environ`, of `os.environb`
             self._guarded(self._note, ("variable", os.fsdecode(name)))
+
+    def looks_through(self) -> None:
+        """Take that the names of all variables are asked for."""
+        self._guarded(self._note, ("variables", ""))
 
     def _guarded(self, handler: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if getattr(self.busy, "now", False):  # its own open
@@ -164,30 +164,43 @@ class Recorder:
         if not _is_path(path):
             return  # a descriptor
         name = _absolute(path)
-        if flags & MAKES and flags & WRITES:
+        is_new = flags & os.O_TRUNC or (flags & os.O_CREAT and not stamp_of(name))
+        if is_new and flags & WRITES:
             self.made.add(name)
         elif flags & os.O_ACCMODE != os.O_WRONLY and name not in self.made:
             self._note_file(name)
+
+    def _opens_again(self, path: object, *_: object) -> None:
+        """Take that a file gets another name, by which it may be read."""
+        if _is_path(path) and _absolute(path) not in self.made:
+            self._note_file(_absolute(path))
 
     def _imports(self, _module: str, file: object, *_: object) -> None:
         if isinstance(file, str):
             self._note_file(_absolute(file))
 
     def _lists(self, path: object) -> None:
-        if path is None or _is_path(path):
-            # Whose call it is stands behind _guarded and hook.
-            caller = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            kind = "modules" if caller.f_code.co_filename == IMPORTS else "folder"
+        # Whose call it is stands behind _guarded and hook.
+        caller = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        kind = "modules" if caller.f_code.co_filename == IMPORTS else "folder"
+        if isinstance(path, int):
+            self._note_file(os.readlink(f"/proc/self/fd/{path}"), kind)  # noqa: PTH115
+        elif path is None or _is_path(path):
             self._note_file(_absolute(path or "."), kind)
 
     def _loads(self, name: object) -> None:
-        if _is_path(name) and "/" in os.fsdecode(name):
-            self._note_file(_absolute(name))
+        if not _is_path(name):
+            return  # the program itself
+        found = os.fsdecode(name)
+        for path in [_absolute(name)] if "/" in found else _libraries(found):
+            self._note_file(path)
 
     def _connects(self, _socket: object, address: object) -> None:
-        if isinstance(address, tuple):  # else it is a name of this machine
+        if isinstance(address, tuple):
             parts = cast("tuple[object, ...]", address)
             self._note("address", ":".join(map(str, parts[:2])))
+        elif isinstance(address, str | bytes) and self.places.seen_as(_absolute(address)):
+            self._note("address", os.fsdecode(address))
 
     def starts(self, program: Any, *_: object) -> None:  # noqa: ANN401  as the caller has it
         """Note a program that is started."""
@@ -202,9 +215,12 @@ class Recorder:
         self._note("program", os.fsdecode(command).partition(" ")[0])
 
     def _note_file(self, name: str, kind: str = "file") -> None:
-        name = _source_of(name) if name.endswith(BYTECODE) else name
-        if not f"{name}/".startswith(self.passed_over):
-            self._note(kind, name)
+        opened, name = name, _source_of(name) if name.endswith(BYTECODE) else name
+        if not (seen := self.places.seen_as(name)):
+            return
+        if opened != name and bytecode.is_stale(opened, name):
+            self._note("stale", opened)
+        self._note(kind, seen)
 
     def _note(self, kind: str, name: str) -> None:
         if (kind, name) in self.seen:
@@ -228,6 +244,15 @@ def _is_path(value: object) -> TypeGuard[StrOrBytesPath]:
 def _absolute(path: StrOrBytesPath) -> str:
     """Return a path from the root; links in it stay."""
     return os.path.abspath(os.fsdecode(path))  # noqa: PTH100
+
+
+def _libraries(name: str) -> Iterator[str]:
+    """Give where the loader looks for a library without a path, until it is there."""
+    for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        path = _absolute(Path(folder, name))
+        yield path
+        if stamp_of(path):
+            return
 
 
 def _source_of(name: str) -> str:
@@ -257,7 +282,7 @@ def begin(adapter: str, root: str) -> None:
     Nothing happens without a hook.
     """
     for recorder in _recorder:
-        recorder.passed_over = (*recorder.passed_over, f"{root}/")
+        recorder.places.add_root(root)
         recorder.log = str(_logs(recorder.folder, adapter)[1])
 
 
@@ -287,7 +312,20 @@ def _install(recorder: Recorder) -> None:
         return look_up(self, key)
 
     kind.__getitem__ = noted
+    _watch_names(recorder, kind)
     _watch_interpreters(recorder)
+
+
+def _watch_names(recorder: Recorder, kind: Any) -> None:  # noqa: ANN401  os._Environ
+    """Note who asks for the names of all variables: to copy them, or to find some by a prefix."""
+    for name in ("__iter__", "__len__"):
+        ask = getattr(kind, name)
+
+        def noted(self: object, ask: Callable[[object], object] = ask) -> object:
+            recorder.looks_through()
+            return ask(self)
+
+        setattr(kind, name, functools.wraps(ask)(noted))
 
 
 def _watch_interpreters(recorder: Recorder) -> None:

@@ -216,6 +216,7 @@ def machine(scratch: str) -> KeyParts:
         "cpus": len(os.sched_getaffinity(0)),
         "root": os.geteuid() == 0,
         "limits": [resource.getrlimit(kind) for kind in LIMITS],
+        "umask": _umask(),
         "filesystem": scratch,
         "environment": {
             name: value
@@ -223,6 +224,12 @@ def machine(scratch: str) -> KeyParts:
             if name.startswith(ENVIRONMENT)
         },
     }
+
+
+def _umask() -> str:
+    """Return the mask of new files without setting it, which would be that of all threads."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next((line for line in lines if line.startswith("Umask:")), "")
 
 
 def _processor(path: Path = Path("/proc/cpuinfo")) -> list[str]:

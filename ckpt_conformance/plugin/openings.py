@@ -67,6 +67,7 @@ def _why_not(note: Note) -> str:
 
 WHY_NOT = {
     "program": "it starts {}, and what a program reads is not followed",
+    "stale": "Python runs {}, which is not of its source; remove it",
     "address": "it connects to {}, and what comes from there may differ",
 }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ABSENT = "absent"
+SET_BY_US = ("CKC_", "PYTEST_")  # how names of variables begin that are there while checks run
 Opened = dict[str, str]
 """Digests by kind and name: `file ./settings.json`, relative below the working directory."""
 
@@ -46,6 +47,11 @@ def _of_variable(name: str) -> str:
     return ABSENT if value is None else _short(value)
 
 
+def _of_variables(_: str) -> str:
+    """Digest the names of all variables but those that a session of ours or of pytest sets."""
+    return _short("\0".join(sorted(name for name in os.environ if not name.startswith(SET_BY_US))))
+
+
 def _of_file(name: str) -> str:
     try:
         found = Path(name).stat()
@@ -62,7 +68,8 @@ def _of_file(name: str) -> str:
 
 def _of_folder(name: str) -> str:
     try:
-        return _short("\0".join(_names_in(name)))
+        with os.scandir(name) as entries:
+            return _short("\0".join(sorted(entry.name + _sign_of(entry) for entry in entries)))
     except (OSError, ValueError):
         return ABSENT
 
@@ -76,6 +83,13 @@ def _of_modules(name: str) -> str:
     here = Path(name)
     found = (one for one in names if CODE.fullmatch(one) or (here / one / "__init__.py").exists())
     return _short("\0".join(found))
+
+
+def _sign_of(entry: os.DirEntry[str]) -> str:
+    """Tell files, folders and links apart, as a listing does."""
+    if entry.is_symlink():
+        return "@"
+    return "/" if entry.is_dir() else ""
 
 
 def _names_in(folder: str) -> list[str]:
@@ -96,4 +110,5 @@ _DIGESTS: dict[str, Callable[[str], str]] = {
     "folder": _of_folder,
     "modules": _of_modules,
     "variable": _of_variable,
+    "variables": _of_variables,
 }

@@ -39,6 +39,39 @@ SEEN = {
     "listed": ("list(there.iterdir())", "folder", ""),
     "searched": ("list(there.glob('*.json'))", "folder", ""),
     "a library": ("ctypes.CDLL(str(there / 'liby.so.1'))", "file", "liby.so.1"),
+    "opened to add to it": ("open(there / 'a.json', 'a+').close()", "file", "a.json"),
+    "opened if it is there": (
+        "os.read(os.open(there / 'a.json', os.O_RDWR | os.O_CREAT), 9)",
+        "file",
+        "a.json",
+    ),
+    "read after nothing was added": (
+        "open(there / 'a.json', 'a').close(); open(there / 'a.json').close()",
+        "file",
+        "a.json",
+    ),
+    "read by a link below the root": (
+        "x = server / 'root' / 'x'; x.parent.mkdir(); x.symlink_to(there / 'a.json'); open(x)",
+        "file",
+        "a.json",
+    ),
+    "read by another name below the root": (
+        "x = server / 'root' / 'x'; x.parent.mkdir(); x.hardlink_to(there / 'a.json'); open(x)",
+        "file",
+        "a.json",
+    ),
+    "listed by descriptor": ("os.listdir(os.open(there, os.O_RDONLY))", "folder", ""),
+    "walked by descriptor": ("list(os.fwalk(there))", "folder", ""),
+    "a library by its name": (
+        "os.environ['LD_LIBRARY_PATH'] = f'/nowhere:{there}'; ctypes.CDLL('liby.so.1')",
+        "file",
+        "liby.so.1",
+    ),
+    "named as ours are": (
+        "(there / 'a.json').rename(server.parent / 'ckc-x'); open(server.parent / 'ckc-x')",
+        "file",
+        "../ckc-x",
+    ),
     "in a thread": (
         "t = threading.Thread(target=open, args=(there / 'a.json',)); t.start(); t.join()",
         "file",
@@ -75,7 +108,7 @@ def test_what_is_opened_is_noted(what: str, tmp_path: Path) -> None:
     text, kind, name = SEEN[what]
     found = run(tmp_path, text)
     assert found.is_whole
-    assert str(tmp_path / "there" / name) in names(found, kind)
+    assert os.path.normpath(tmp_path / "there" / name) in names(found, kind)
 
 
 def test_variables_programs_and_addresses_are_noted(tmp_path: Path) -> None:
@@ -88,6 +121,72 @@ def test_variables_programs_and_addresses_are_noted(tmp_path: Path) -> None:
     assert {"ONE", "TWO", "THREE", "FOUR"} <= names(found, "variable")
     assert {"true", "false"} <= names(found, "program")
     assert names(found, "address") == {"127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[name for name in os.environ if name.startswith('MY_')]",
+        "dict(os.environ)",
+        "os.environ.copy()",
+        "len(os.environ)",
+        "list(os.environb)",
+    ],
+)
+def test_who_asks_for_all_variables_depends_on_their_names(text: str, tmp_path: Path) -> None:
+    assert names(run(tmp_path, text), "variables") == {""}
+
+
+def test_one_variable_is_not_all(tmp_path: Path) -> None:
+    found = run(tmp_path, "os.environ.get('ONE'); subprocess.run(['true'])")
+    assert names(found, "variables") == set()
+
+
+def test_a_socket_of_another_program_is_an_address(tmp_path: Path) -> None:
+    text = (
+        "for path in (there / 'their.s', server / 'our.s'):\n"
+        "    s = socket.socket(socket.AF_UNIX); s.connect_ex(str(path))\n"
+        "u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.sendto(b'', ('127.0.0.1', 9))\n"
+    )
+    found = run(tmp_path, text)
+    assert names(found, "address") == {str(tmp_path / "there" / "their.s"), "127.0.0.1:9"}
+
+
+def test_compiled_code_that_is_not_of_its_source_is_told(tmp_path: Path) -> None:
+    """An edit that keeps size and time, as rsync and archives may: Python runs what was before."""
+    text = (
+        "import py_compile; source = there / 'in_there.py'; before = source.stat()\n"
+        "py_compile.compile(str(source))\n"
+        "source.write_text('X = 2\\n')\n"
+        "os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))\n"
+        "sys.path.append(str(there)); import in_there; assert in_there.X == 1\n"
+    )
+    stale = names(run(tmp_path, text), "stale")
+    assert [os.path.basename(name).split(".")[0] for name in stale] == ["in_there"]  # noqa: PTH119
+
+
+def test_compiled_code_of_its_source_is_not_told(tmp_path: Path) -> None:
+    text = (
+        "import py_compile; py_compile.compile(str(there / 'in_there.py'))\n"
+        "sys.path.append(str(there)); import in_there; assert in_there.__cached__\n"
+    )
+    found = run(tmp_path, text)
+    assert names(found, "stale") == set()
+    assert str(tmp_path / "there" / "in_there.py") in names(found, "file")
+
+
+def test_what_lies_loose_beside_distributions_is_noted(tmp_path: Path) -> None:
+    """No version tells of it, as it does of pytest."""
+    text = (
+        "from ckpt_conformance.contract import installed; import site, sysconfig\n"
+        "place = Path(sysconfig.get_paths()['purelib'])\n"
+        "for name in ('loose_one.py', 'loose/data.txt', 'pytest/__init__.py', 'py.py'):\n"
+        "    try: open(place / name)\n"
+        "    except OSError: pass\n"
+    )
+    found = {name.rpartition("site-packages/")[2] for name in names(run(tmp_path, text), "file")}
+    assert {"loose_one.py", "loose/data.txt"} <= found
+    assert not found & {"pytest/__init__.py", "py.py"}
 
 
 def test_what_a_run_writes_itself_and_what_is_installed_is_not_noted(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ INPUTS = {"item": "check theirs"}
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     here = tmp_path / "here"
-    (here / "plugins").mkdir(parents=True)
+    (here / "plugins" / "listed" / "inner").mkdir(parents=True)
+    (here / "plugins" / "listed" / "one").touch()
     (here / "settings.json").write_text("{}")
     (here / "plugins" / "one.py").write_text("X = 1\n")
     (here / "plugins" / "table.csv").write_text("1")
@@ -35,6 +36,8 @@ def opened(here: Path) -> openings.Opened:
         ("modules", str(here / "plugins")),
         ("variable", "THEIRS"),
         ("variable", "NOT_SET"),
+        ("variables", ""),
+        ("folder", str(here / "plugins" / "listed")),
     ]
     return {openings.key(*name): openings.digest(*name) for name in names}
 
@@ -50,6 +53,10 @@ CHANGES = {
     "a variable": lambda _: os.environ.update(THEIRS="2"),
     "no variable": lambda _: os.environ.pop("THEIRS"),
     "a new variable": lambda _: os.environ.update(NOT_SET=""),
+    "a new variable that nobody named": lambda _: os.environ.update(OF_A_PREFIX="1"),
+    "a folder for a file": lambda here: turn(here / "plugins" / "listed" / "one"),
+    "a file for a folder": lambda here: turn(here / "plugins" / "listed" / "inner"),
+    "a link": lambda here: link(here / "plugins" / "listed" / "one"),
 }
 
 
@@ -57,6 +64,20 @@ def rewrite(path: Path, text: str) -> None:
     before = path.stat()
     path.write_text(text)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def turn(path: Path) -> None:
+    if path.is_dir():
+        path.rmdir()
+        path.touch()
+    else:
+        path.unlink()
+        path.mkdir()
+
+
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("inner")
 
 
 def package(path: Path) -> None:
@@ -70,6 +91,8 @@ def test_an_entry_whose_run_opened_something_else_is_no_entry(
 ) -> None:
     monkeypatch.setenv("NOT_SET", "")
     monkeypatch.delenv("NOT_SET")
+    monkeypatch.setenv("OF_A_PREFIX", "")
+    monkeypatch.delenv("OF_A_PREFIX")
     cache = Cache.open(project.parent / "cache")
     cache.put(INPUTS, b"{}", opened(project))
     assert cache.get(key_of(INPUTS)) == b"{}"
