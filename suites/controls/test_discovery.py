@@ -42,7 +42,7 @@ from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, names, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
-from ckpt_conformance.suites.controls import foreign_names
+from ckpt_conformance.suites.controls import copied_steps, foreign_names
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
@@ -748,7 +748,8 @@ def test_an_incomplete_step_is_not_advertised(subject: Subject) -> None:
 
     Why: a directory without its manifest was advertised, staged and failed on every node (M040,
     B04); test_latest_only_resolves_to_durable_checkpoints of K019.
-    How: plant empty names of the next step, or take a whole step's files away; ask.
+    How: plant empty names of the next step, or take a whole step's files away; ask. Then copy a
+    step under the names of the next one, and ask; that is judged where a load refuses the copy.
     """
     golden = subject.golden()
     whole = [step for step in (2, 4) if names.require_step_names(golden, step)]
@@ -763,6 +764,7 @@ def test_an_incomplete_step_is_not_advertised(subject: Subject) -> None:
         if set(listed) - set(before):
             evidence = {"planted": way, "whole": whole}
             raise Violation(f"steps() gives {listed} instead of {before}", evidence=evidence)
+    copied_steps.require_unnamed(subject, golden)
 
 
 @check("CKC-DISC-015")

@@ -39,7 +39,7 @@ from ckpt_conformance.subject import batched_recovery, by_name, controls, names,
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
-from ckpt_conformance.suites.controls import rotation_orders
+from ckpt_conformance.suites.controls import copied_steps, rotation_orders
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_damage as damage
 from ckpt_conformance.suites.controls import test_discovery as discovery
@@ -631,6 +631,7 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
     How: beside steps 2 and 4 plant empty names of 6 and 8; save step 10 with two to keep, ask. Then
     a manager lists steps 2, 4 and 6, a file of 4 and of 6 is cut in half, beside a whole manifest
     if there is one, and the same manager saves step 10: what was whole need not be so any more.
+    Then a copy of step 4 lies under the names of step 6, where a load refuses it.
     """
     golden = subject.golden()
     of_four = names.require_step_names(golden, 4)
@@ -647,6 +648,25 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
         evidence = {"lost": lost, "steps": stay}
         raise Violation("leftovers took the place of whole checkpoints", evidence=evidence)
     _require_no_slot_for_what_is_cut(subject)
+    _require_no_slot_for_a_copy(subject)
+
+
+def _require_no_slot_for_a_copy(subject: Subject) -> None:
+    """Raise Violation unless step 4 stays beside a copy of it that no load takes for step 6."""
+    golden = subject.golden()
+    told = copied_steps.refused(subject, golden)
+    if not told:
+        return
+    copied_steps.lay(subject, golden)
+    result = rotating(subject, 10, (10,), keeping(subject, 2), then=[Close()])
+    if not result.went_well:
+        raise trouble(subject, result)
+    stay = subject.steps()
+    lost = [step for step in (copied_steps.ORIGINAL, 10) if step not in stay]
+    if lost:
+        evidence = {"lost": lost, "steps": stay, "a load of the copy": told}
+        message = "a copy under another number took the place of a step that loads"
+        raise Violation(message, evidence=evidence)
 
 
 def _require_no_slot_for_what_is_cut(subject: Subject) -> None:
