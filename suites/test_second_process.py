@@ -80,7 +80,8 @@ class Beside:
         """
         if self.is_let_go:
             return []
-        trees_seen = [one.value for one in self.second.all_of(ProbeResult) if one.value]
+        probed = (one.value for one in self.second.all_of(ProbeResult))
+        trees_seen = [value for value in probed if isinstance(value, dict)]
         if len(trees_seen) < 2:  # noqa: PLR2004  before and after
             return []
         before, after = trees_seen[0], trees_seen[-1]
