@@ -116,6 +116,6 @@ def test_a_bomb_costs_no_more_than_the_budget(monkeypatch: pytest.MonkeyPatch) -
     """A few bytes stand for many."""
     monkeypatch.setattr(any_file, "Budget", lambda: packed.Budget(1 << 20))
     data = _tar(bytes(8 << 20), "w:gz")
-    stream = any_file.read(io.BytesIO(data), len(data))
+    stream = any_file.read(io.BytesIO(data), len(data), "a")
     assert stream is not None
     assert stream.is_limit

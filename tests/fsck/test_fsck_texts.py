@@ -68,6 +68,16 @@ def test_tags_that_run_code_are_unsafe(step: Path, text: str, code: str) -> None
     assert only(trusted).state is State.WHOLE
 
 
+def test_tags_that_run_code_make_a_step_of_a_folder_of_texts(tmp_path: Path) -> None:
+    step = tmp_path / "step_1"
+    step.mkdir()
+    (step / "meta.json").write_text("{}")
+    (step / "hparams.yaml").write_text("lr: 1\n")
+    assert judge(tmp_path).reports == []
+    (step / "hparams.yaml").write_text(f"x: {UNSAFE['apply']}\n")
+    assert only(judge(tmp_path)).state is State.UNSAFE
+
+
 DATA: dict[str, Callable[[], str]] = {
     "plain": lambda: yaml.dump({"a": (1, 2), "b": 1j, "c": {1, 2}, "d": b"x"}),
     "dict": lambda: yaml.dump(OrderedDict(a=1)),

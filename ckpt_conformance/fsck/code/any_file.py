@@ -2,8 +2,8 @@
 
 That is a plain pickle, objects in an array of numpy, pickles in a zip of any writer, and those in a
 tar archive, which torch.load still unpacks; packed or not (`packed`), and in one another up to
-`_MOST_LAYERS`. What stable-baselines3 keeps in a zip as JSON is a pickle, too. Nothing here says
-that a file is right.
+`_MOST_LAYERS`. What stable-baselines3 keeps in a zip as JSON is a pickle, too. Tags of YAML are
+looked for in a text of that name. Nothing here says that a file is right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, cast
 
-from ckpt_conformance.fsck.code import serialized
+from ckpt_conformance.fsck.code import serialized, yaml_tags
 from ckpt_conformance.fsck.code.packed import Budget, Packer, Unpacked, packer_of
 from ckpt_conformance.fsck.formats import zips
 from ckpt_conformance.fsck.formats.pickles import Asked
@@ -62,16 +62,29 @@ class _Layer:
         return _Layer(self.depth + 1, self.budget)
 
 
-def read(file: Readable, length: int) -> Stream | None:
-    """Return what a load of a file asks for; None where it holds no pickle.
+def read(file: Readable, length: int, name: str) -> Stream | None:
+    """Return what a load of a file asks for; None where it holds no pickle, and no tags of YAML.
 
-    What is not looked into (too large, packed too often) is a stream with `is_limit`.
+    Tags are looked for where the name says YAML: other texts may have their signs. What is not
+    looked into (too large, packed too often) is a stream with `is_limit`.
 
     Raises:
         OSError, Malformed: it cannot be read.
 
     """
-    return _look(file, length, _Layer(0, Budget()))
+    stream = _look(file, length, _Layer(0, Budget()))
+    if stream is None and name.lower().endswith(yaml_tags.ENDINGS):
+        return _of_yaml(file, length)
+    return stream
+
+
+def _of_yaml(file: Readable, length: int) -> Stream | None:
+    """Return what the tags of a text ask for; None for nothing."""
+    asked = yaml_tags.asked_by(exactly(file, 0, min(length, yaml_tags.MOST)))
+    if length > yaml_tags.MOST:
+        what = f"a text of {length} bytes: {yaml_tags.MOST} are read at most"
+        return Stream(asked, is_legacy=False, problem=what, is_limit=True)
+    return Stream(asked, is_legacy=False) if asked.names else None
 
 
 def _look(file: Readable, length: int, layer: _Layer) -> Stream | None:
@@ -142,9 +155,9 @@ def _front(data: bytes, most: int) -> bytes:
     return data[:most]
 
 
-def is_unsafe(file: Readable, length: int) -> bool:
+def is_unsafe(file: Readable, length: int, name: str) -> bool:
     """Return whether a load of a file may run code."""
-    stream = read(file, length)
+    stream = read(file, length, name)
     return stream is not None and any(
         kind is Kind.UNSAFE for kind, *_ in judge_names(stream.asked, (SCRIPT,))
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.code import any_file, any_script, yaml_tags
+from ckpt_conformance.fsck.code import any_file, any_script
 from ckpt_conformance.fsck.formats import (
     torch_file,
     torchscript,
@@ -20,7 +20,7 @@ from ckpt_conformance.fsck.source.findings import (
     Report,
     Topic,
 )
-from ckpt_conformance.fsck.source.source import DEEPEST, exactly
+from ckpt_conformance.fsck.source.source import DEEPEST
 from ckpt_conformance.fsck.source.sums import unreadable
 from ckpt_conformance.fsck.source.untrusted import clip
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ckpt_conformance.fsck.judge.context import Context
-    from ckpt_conformance.fsck.source.source import Folder, Readable
+    from ckpt_conformance.fsck.source.source import Folder
     from ckpt_conformance.fsck.source.sums import Work
 
 
@@ -157,30 +157,11 @@ def _stream_of(folder: Folder, name: str) -> torch_file.Stream | None:
     """Read the pickles at the beginning of a file; None where it begins with none."""
     try:
         with folder.open(name) as file:
-            stream = any_file.read(file, size := folder.size(name))
-            if stream is None and name.lower().endswith(yaml_tags.ENDINGS):
-                stream = _of_yaml(file, size)
-            return stream
+            return any_file.read(file, folder.size(name), name)
     except OutOfTime:
         raise
     except (OSError, Malformed):
         return None
-
-
-def _of_yaml(file: Readable, size: int) -> torch_file.Stream | None:
-    """Return what the tags of a text ask for; None for nothing."""
-    asked = yaml_tags.asked_by(exactly(file, 0, min(size, yaml_tags.MOST)))
-    what = (
-        f"a text of {size} bytes: {yaml_tags.MOST} are read at most"
-        if size > yaml_tags.MOST
-        else ""
-    )
-    is_any = asked.names or what
-    return (
-        torch_file.Stream(asked, is_legacy=False, problem=what, is_limit=bool(what))
-        if is_any
-        else None
-    )
 
 
 def _names_of(name: str, stream: torch_file.Stream) -> list[Finding]:

@@ -249,7 +249,7 @@ def _unread(item: _Item) -> None:
     read = {value.file for value in item.values.values()}
     for name in sorted(item.known - read - {orbax.TREE, ocdbt.MANIFEST}):
         with contextlib.suppress(OSError, Malformed), folder.open(item.base + name) as file:
-            if any_file.is_unsafe(file, folder.size(item.base + name)):
+            if any_file.is_unsafe(file, folder.size(item.base + name), name):
                 look(item.context, item.base + name)
 
 

@@ -516,7 +516,7 @@ def _is_no_model(part: Part) -> bool:
 def _runs_code(folder: Folder, name: str) -> bool:
     try:
         with folder.open(name) as file:
-            return any_file.is_unsafe(file, folder.size(name))
+            return any_file.is_unsafe(file, folder.size(name), name)
     except (OSError, Malformed):
         return False
 
