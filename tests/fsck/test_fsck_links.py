@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from unsafe_corpus import Evil
 
+from ckpt_conformance.fsck.judge import gate
 from ckpt_conformance.fsck.judge.gate import judge_newest
 from ckpt_conformance.fsck.judge.judge import judge
-from ckpt_conformance.fsck.source.findings import Kind, State
+from ckpt_conformance.fsck.source.findings import Kind, Report, State, Topic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,3 +69,64 @@ def test_a_run_of_nothing_but_a_link_has_a_checkpoint(run: Path) -> None:
     (run / "step_1").symlink_to("../elsewhere/step_1")
     (report,) = judge(run).reports
     assert [one.kind for one in report.findings] == [Kind.DAMAGED]
+
+
+# -- folders of a step that are links --------------------------------------------------------------
+
+
+@pytest.fixture
+def linked(run: Path) -> Path:
+    """A step whose optimizer is a link to a folder of the run; the folder."""
+    target = run / "shared" / "optimizer"
+    target.mkdir(parents=True)
+    torch.save({"w": torch.ones(2)}, target / "opt.pt")
+    (target / "notes.txt").write_text("")
+    (run / "step_1" / "optimizer").symlink_to("../shared/optimizer")
+    return target
+
+
+def newest(run: Path) -> Report:
+    """What the gate says of the step, which it looks at first."""
+    first = judge_newest(run).reports[0]
+    assert first.path == run / "step_1"
+    return first
+
+
+@pytest.mark.parametrize("where", ["opt.pt", "deep/opt.pt", "deep/er/opt", "far/opt.pt", "one"])
+def test_code_in_a_folder_that_a_link_of_a_step_leads_to_is_unsafe(
+    where: str, run: Path, linked: Path
+) -> None:
+    """Of a file by another link, too; a link to where the link stands is no way without an end."""
+    far = run / "elsewhere"
+    far.mkdir()
+    (linked / "far").symlink_to(far)
+    (linked / "one").symlink_to(far / "opt.pt")
+    (linked / "up").symlink_to("..")
+    (linked / "here").symlink_to(run / "step_1")
+    (linked / "loop").symlink_to("loop")
+    torch.save({}, far / "opt.pt")
+    assert (newest(run).state, newest(run).findings) == (State.WHOLE, [])
+    path = linked / where
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(Evil(), path)
+    report = newest(run)
+    assert report.state is State.UNSAFE
+    assert f"optimizer/{where}" in {one.file for one in report.findings}
+
+
+def test_a_link_out_of_the_run_behind_a_link_is_told(run: Path, linked: Path) -> None:
+    (linked / "out").symlink_to("../../../elsewhere")
+    (finding,) = newest(run).findings
+    told = finding.file, finding.kind, finding.topic
+    assert told == ("optimizer/out", Kind.DAMAGED, Topic.LINK)
+
+
+def test_what_changes_behind_a_link_is_judged_again(
+    run: Path, linked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(moment: gate.Moment, _: str) -> None:
+        if moment is gate.Moment.CHOSEN:
+            torch.save(Evil(), linked / "opt.pt")
+
+    monkeypatch.setattr(gate, "reached", spoil)
+    assert newest(run).state is State.UNSAFE

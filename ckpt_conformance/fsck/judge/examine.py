@@ -139,6 +139,7 @@ _OF_ONE_FILE = {
     Format.LINK: parts.link_part,
     Format.UNKNOWN_NAME: looks.unknown_name_part,
     Format.OTHER: looks.other_part,
+    Format.LINKED: looks.linked_part,
     Format.LEFTOVER: looks.leftover_part,
     Format.DEEP: looks.deep_part,
     Format.DENIED: looks.denied_part,

@@ -86,6 +86,11 @@ def other_part(context: Context, name: str) -> None:
         context.report.passed_over.append(name)
 
 
+def linked_part(context: Context, name: str) -> None:
+    """Look at a file in a folder that a link leads to: who loads it by this name runs its code."""
+    look(context, name)
+
+
 def leftover_part(context: Context, name: str) -> None:
     """Look at a file of work in progress: it may break off anywhere, and run code until there."""
     own = replace(context, report=Report(context.report.path, ""))

@@ -29,6 +29,7 @@ from ckpt_conformance.fsck.formats import (
     zips,
 )
 from ckpt_conformance.fsck.formats.safetensors_file import read_index
+from ckpt_conformance.fsck.layouts import linked
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed, OutOfTime
 from ckpt_conformance.fsck.source.places import folder_at
@@ -104,6 +105,7 @@ class Format(StrEnum):
     UNREFERENCED = "unreferenced"  # a file in a folder of DCP that nothing refers to
     UNKNOWN_NAME = "unknown-name"  # a file in a library's checkpoint, under none of its names
     OTHER = "other"  # a file of no layout: it is looked at for code, and passed over
+    LINKED = "linked"  # a file in a folder that a link leads to: it is looked at for code
     LEFTOVER = "leftover"  # a file of work in progress: it is looked at for code, and told
     DEEP = "deep"  # a folder that is too deep to be looked into
     DENIED = "denied"  # a folder that this user may not read
@@ -125,7 +127,10 @@ _MODEL = re.compile(r"(?:model|weights|variables|state|params)(?:[^a-z]|$)", re.
 _FIRST_BYTES = {foreign.GGUF: Format.GGUF, foreign.HDF5: Format.HDF5}
 FOREIGN = {*_FOREIGN.values()}
 """Formats of single files that others than torch, safetensors and Hugging Face have."""
-_NO_STATE = (Format.JSON, Format.OTHER, Format.LEFTOVER, Format.DEEP, Format.DENIED)
+_NO_STATE = (
+    *(Format.JSON, Format.OTHER, Format.LINKED, Format.LEFTOVER),
+    *(Format.DEEP, Format.DENIED),
+)
 """What makes no checkpoint of a folder, unless it runs code."""
 _NO_DATA = (*_NO_STATE, Format.UNREFERENCED, Format.UNKNOWN_NAME, Format.EMPTY)
 """What says nothing of the layout that it is in."""
@@ -408,6 +413,7 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = DEEP
     root = inner.root
     candidate = Candidate(root, root, "", step_of(root.resolve().name))
     sub: dict[str, list[str]] = defaultdict(list)
+    links: list[str] = []
     for name, kind in inner.walk(depth):
         is_deepest = kind is EntryKind.FOLDER and name.count("/") == DEEPEST - 1
         if is_below_leftover(name):
@@ -420,17 +426,45 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = DEEP
         elif kind is EntryKind.FILE and is_beside(name):
             candidate.parts.append(Part(Format.OTHER, "", name))
         elif kind is not EntryKind.FOLDER:
-            if kind is EntryKind.LINK and (why := inner.link_problem(name)):
-                overview.links[base + name] = why
+            if kind is EntryKind.LINK:
+                links.append(name)
             at, _, last = name.rpartition("/")
             candidate.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
     candidate.parts += _parts_below(inner, sub, by_library=bool(_library(candidate)))
+    _take_linked(inner, base, linked.below(inner, links, depth), candidate, overview)
     candidate.layout = layout_name(candidate)
     if _is_begun(candidate):
         candidate.parts.append(Part(Format.EMPTY, "", ""))
     if is_known(candidate) or _is_judged(inner, candidate.parts):
         overview.candidates.append(candidate)
+
+
+def _take_linked(
+    folder: Folder,
+    base: str,
+    below: Iterable[tuple[str, EntryKind]],
+    candidate: Candidate,
+    overview: Overview,
+) -> None:
+    """Take what links of a checkpoint lead to: a folder is judged where it lies, inside of the run.
+
+    A load finds it here, so that it is looked at for code here, too.
+    """
+    known = frozenset(candidate.files)
+    for name, kind in below:
+        if kind is EntryKind.LINK:
+            overview.links[base + name] = folder.link_problem(name)
+            candidate.files += [name] if name not in known else []
+        elif kind in _OF_LINKED:
+            candidate.parts.append(Part(_OF_LINKED[kind], "", name))
+
+
+_OF_LINKED = {
+    EntryKind.FILE: Format.LINKED,
+    EntryKind.FOLDER: Format.DEEP,
+    EntryKind.DENIED: Format.DENIED,
+}
 
 
 def _parts_below(

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckpt_conformance.fsck.layouts import layouts
+from ckpt_conformance.fsck.layouts import layouts, linked
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.layouts.layouts import Candidate, Format, Overview, Part
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -393,10 +393,14 @@ class Listing:
 
 
 def files_below(folder: Folder, depth: int) -> Iterator[str]:
-    """Yield the files of a checkpoint's folder, less work in progress."""
+    """Yield the files of a checkpoint's folder, less work in progress; those behind links, too."""
+    links: list[str] = []
     for name, kind in folder.walk(depth):
         if layouts.is_file(kind) and not layouts.is_below_leftover(name):
             yield name
+            if kind is EntryKind.LINK:
+                links.append(name)
+    yield from (name for name, kind in linked.below(folder, links, depth) if layouts.is_file(kind))
 
 
 def _changed(where: Where) -> float | None:

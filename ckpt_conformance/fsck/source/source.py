@@ -31,7 +31,7 @@ IO_THREADS = 32
 _FEW = 4  # items for which no thread is worth its start
 DEEPEST = 32
 """Folders inside of each other that are looked into; what lies deeper is told."""
-_MOST_FILES = 2_000_000
+MOST_FILES = 2_000_000
 _NEAR, _FAR = 64 << 10, 8 << 20
 
 
@@ -226,8 +226,8 @@ class Folder(ABC):
             for name, kind in names.items():
                 inner = f"{base}/{name}" if base else name
                 seen += 1
-                if seen > _MOST_FILES:
-                    raise Malformed(f"more than {_MOST_FILES} names below {self.root}")
+                if seen > MOST_FILES:
+                    raise Malformed(f"more than {MOST_FILES} names below {self.root}")
                 if kind is EntryKind.FOLDER and left > 1:
                     pending.append((inner, left - 1))
                 yield inner, kind
