@@ -106,6 +106,7 @@ def test_what_is_not_looked_into_is_unknown(data: bytes, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "data",
     [gzip.compress(b"a,b\n1,2\n"), zlib.compress(bytes(100)), b"x^2 + 1", b"\x1f\x8b\x08 junk"],
+    ids=["gzip", "zlib", "text", "no gzip"],  # gzip writes the time
 )
 def test_packed_data_stay_whole(data: bytes, tmp_path: Path) -> None:
     """A table in gzip is no code."""
