@@ -278,7 +278,9 @@ def is_plain_memory(tensor: torch.Tensor) -> bool:
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor as uint8, shape [number of bytes]."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().reshape(-1)
+    # One element is contiguous whatever its stride, and torch would not see it as bytes.
+    return flat.as_strided(flat.shape, (1,), flat.storage_offset()).view(torch.uint8)
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

@@ -11,12 +11,16 @@ import re
 import secrets
 import shutil
 import stat
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+
+TRIES = 20  # to copy a tree that others change
 
 
 def clear(root: Path) -> None:
@@ -42,6 +46,21 @@ def copy(source: Path, target: Path, *, into: bool = False) -> None:
         return shutil.copy2(src, dst, follow_symlinks=False)
 
     shutil.copytree(source, target, symlinks=True, copy_function=copy_file, dirs_exist_ok=into)
+
+
+def copy_live(source: Path, target: Path) -> None:
+    """Copy a tree that others may change meanwhile, as it was at one moment; to a new place.
+
+    It is copied again where something changed while it was. Where it changes all the time the last
+    copy is kept. Raises what the last copy raised, if a name was gone in each of them.
+    """
+    for left in reversed(range(TRIES)):
+        with contextlib.suppress(FileNotFoundError, shutil.Error) if left else nullcontext():
+            before = _fingerprints(source)
+            copy(source, target)
+            if not left or _fingerprints(source) == before:
+                return
+        shutil.rmtree(target, ignore_errors=True)
 
 
 def empty(root: Path) -> None:

@@ -205,7 +205,7 @@ class Child:
         if step not in self.payload_samples:  # else they were taken when the save began
             self.payload_samples[step] = self.job.payload_samples()
         if world is None or world.rank == 0:
-            trees.copy(self.root, Path(self.program.snapshots) / str(step))
+            trees.copy_live(self.root, Path(self.program.snapshots) / str(step))
         if several:
             ranks().together()
 
@@ -533,7 +533,7 @@ class Child:
 
     def op_copy_out(self, op: messages.CopyOut, _result: Draft) -> None:
         """Copy the manager's directory as it is now to a new place."""
-        trees.copy(self.root, Path(op.tree))
+        trees.copy_live(self.root, Path(op.tree))
 
     def op_gate(self, op: messages.Gate, result: Draft) -> None:
         """Set the upload gate after some files, or wait for files to arrive."""

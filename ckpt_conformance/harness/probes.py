@@ -117,7 +117,7 @@ def cut(child: Any, files: list[str]) -> None:  # noqa: ANN401  a Child
 
 def copy(_child: Any, source: str, target: str) -> None:  # noqa: ANN401  a Child
     """Copy a directory that is not the manager's own, such as its mirror, as it is now."""
-    trees.copy(Path(source), Path(target))
+    trees.copy_live(Path(source), Path(target))
 
 
 def gates(folder: Path, count: int) -> list[str]:

@@ -509,6 +509,29 @@ def has_no_bytes(value: Tree) -> bool:
 
 
 @mutant(
+    "K04-lazy",
+    url="safetensors/safetensors#831",
+    change="the memory of a tensor is written as it lies, also where torch has yet to conjugate it",
+    violates={"CKC-RTRP-013"},
+)
+class WritesMemoryAsItLies(CheckpointManager):
+    """Knows dtype, shape and address of a tensor, and not that it is a lazy view."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
+        """Keep the memory of each tensor."""
+        state = super().capture_model(model)
+        return {key: memory_of(one) for key, one in state.items()}
+
+
+def memory_of(value: Tree) -> Tree:
+    """Return a tensor as its memory says, whatever is still to be done to it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.conj() if value.is_conj() else value
+    return torch.neg(value) if value.is_neg() else value
+
+
+@mutant(
     "S02",
     url="huggingface/accelerate#2875",
     change="the save drops all names but one of a tied tensor; the load wants each of them",

@@ -22,8 +22,9 @@ def tensor_view(tensor: torch.Tensor) -> memoryview:
     """
     if tensor.numel() == 0:
         return memoryview(b"")
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.resolve_conj().resolve_neg().view(torch.uint8).numpy().data
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # Torch calls one element contiguous whatever its stride, and then does not see it as bytes.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:

@@ -217,6 +217,26 @@ class WithMeta(Plain):
         self.register_buffer("later", torch.empty(FEATURES, device="meta"))
 
 
+class WithLazy(Plain):
+    """Beside what `Plain` has, tensors whose memory holds the conjugate, or the negative, of them.
+
+    torch marks such a tensor and computes later. Both are contiguous: who writes the memory as it
+    lies writes other numbers.
+    """
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        if Feature.COMPLEX64 not in without:
+            self.register_buffer("phase", torch.randn(FEATURES, dtype=torch.complex64).conj())
+        self.register_buffer("sink", torch.randn(1, dtype=torch.complex64).conj().imag)
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        h = super().hidden(x, classes) + self.get_buffer("sink")
+        return h + self.get_buffer("phase").imag if hasattr(self, "phase") else h
+
+
 class WithBits(Plain):
     """Beside what `Plain` has, numbers that arithmetic or text would not give back bit for bit."""
 
@@ -244,8 +264,9 @@ class WithLayouts(Plain):
     """Beside what `Plain` has, tensors of images and volumes, whose channels lie side by side.
 
     The order of their memory is none that a shape tells: who writes bytes as they lie, and the
-    shape beside them, reads other numbers at each place. `row` is a column that was turned: torch
-    calls it contiguous, though the stride of its dimension of one element is not that of C order.
+    shape beside them, reads other numbers at each place. `row` is a column that was turned, and
+    `entry` one element of a column: torch calls both contiguous, though the stride of their
+    dimension of one element is not that of C order.
     """
 
     def __init__(self, without: Collection[str] = ()) -> None:
@@ -259,12 +280,13 @@ class WithLayouts(Plain):
         self.register_buffer("pixels", torch.rand(2, 3, 4, FEATURES).to(memory_format=images))
         self.register_buffer("voxels", torch.rand(2, 3, 2, 3, FEATURES).to(memory_format=volumes))
         self.register_buffer("row", torch.rand(FEATURES, 1).t())
+        self.register_buffer("entry", torch.rand(1, FEATURES)[:, 3])
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to [B, 8]."""
         h = super().hidden(x, classes) * self.filters[1, 2, 3]
         h = h + self.get_buffer("pixels")[1, 2, 3] + self.get_buffer("voxels")[1, 2, 1, 2]
-        return h + self.get_buffer("row")[0]
+        return h + self.get_buffer("row")[0] + self.get_buffer("entry")
 
 
 class Sizes(nn.Module):

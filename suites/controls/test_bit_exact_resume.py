@@ -42,7 +42,7 @@ NEWEST = SAVES[-1]
 BUFFERS = {"constant", "seen", "average"}  # of the default kind of job
 LOUD = {"loud16", "loudb16", "loud32"}  # signalling NaNs: buffers of the kind `bits`
 BITS = {"nan32", "nan64", "signed", "tiny", "thirds", "wide"} | LOUD  # all of that kind
-IMAGES = {"filters", "pixels", "voxels", "row"}  # of the kind `layouts`
+IMAGES = {"filters", "pixels", "voxels", "row", "entry"}  # of the kind `layouts`
 FROZEN = "frozen"
 EXTRA_STATE = "_extra_state"
 DTYPES = (Feature.BFLOAT16, Feature.FLOAT8, Feature.COMPLEX64, Feature.BOOL, Feature.INT8)
@@ -183,8 +183,9 @@ def test_tensors_of_images_come_back(subject: Subject) -> None:
     Why: such a tensor has no gaps, and is still not in the order of its shape. Who writes its bytes
     as they lie, and the shape beside them, gives other numbers back at each place (O05).
     How: a model with a parameter and a buffer of four dimensions in channels_last, and a buffer of
-    five in channels_last_3d, which the destination has, too; and a column of one element a row that
-    was turned, whose strides are not those of C order, though torch calls it contiguous.
+    five in channels_last_3d, which the destination has, too; a column of one element a row that was
+    turned, and one element of a column: their strides are not those of C order, though torch calls
+    both contiguous.
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
     controls.require(test_buffers_are_the_saved_ones, subject)
@@ -252,14 +253,15 @@ def test_extra_state_of_modules_comes_back(subject: Subject) -> None:
 
 @check("CKC-RTRP-013")
 def test_what_has_no_plain_memory_comes_back_or_is_refused(subject: Subject) -> None:
-    """Tensors that are sparse, quantized or on meta come back as they were, or the save refuses.
+    """Tensors that are sparse, quantized, lazy or on meta come back, or the save refuses.
 
     Why: a writer that asks for the bytes of what has none writes what happens to be there, or no
-    entry at all, and the save succeeds (J07, K04).
+    entry at all, and the save succeeds (J07, K04). Where torch has yet to conjugate a tensor, or to
+    negate it, its memory holds other numbers, and every writer of memory writes those.
     How: save a model with such a buffer. Who refuses in words is right; who saves it loads it into
     a fresh job, bit for bit.
     """
-    for kind in ("sparse", "quantized", "meta"):
+    for kind in ("sparse", "quantized", "meta", "lazy"):
         subject.reset()
         saved = subject.run(SAVES[-1] + 1, SAVES, watch=True, then=[Close()], kind=kind)
         if saved.error and saved.error.message.strip():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,3 +76,49 @@ def test_files_of_several_names_keep_them(tmp_path: Path) -> None:
         place.restore()
         assert (root / "a").stat().st_ino == (root / "b").stat().st_ino
         (root / "b").unlink()
+
+
+class Racing:
+    """A copy of files during which, of the first few, somebody else renames or writes one."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Stand in for the copy of one file."""
+        self.root, self.copy_file, self.left = root, shutil.copy2, 0
+        monkeypatch.setattr(shutil, "copy2", self.copy)
+
+    def copy(self, source: str, target: str, *, follow_symlinks: bool = True) -> str:
+        """Let the other one commit first; then copy."""
+        if self.left:
+            self.left -= 1
+            part = self.root / "b.partial"
+            part.rename(self.root / "b") if part.exists() else part.touch()
+        return self.copy_file(source, target, follow_symlinks=follow_symlinks)
+
+
+@pytest.mark.parametrize("changes", [0, 1, 2, 5])
+def test_a_tree_that_changes_meanwhile_is_copied_as_it_was_at_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "a").write_text("1")
+    (source / "b.partial").write_text("2")
+    Racing(source, monkeypatch).left = changes
+    trees.copy_live(source, target)
+    assert told(target).keys() == told(source).keys()
+
+
+def test_a_tree_that_never_rests_is_copied_or_says_what_was_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "b.partial").write_text("2")
+    (source / "c").write_text("3")
+    other = Racing(source, monkeypatch)
+    other.left = 1 << 20
+    with pytest.raises((shutil.Error, FileNotFoundError), match=r"b\.partial"):
+        trees.copy_live(source, target)
+    other.left = 0
+    trees.copy_live(source, tmp_path / "again")
+    assert (tmp_path / "again" / "c").read_text() == "3"

@@ -76,6 +76,7 @@ def test_layouts_and_views_of_memory(tmp_path: Path, kind: str) -> None:
             self.register_buffer("second", flat[6:12].view(2, 3))
             self.register_buffer("inner", self.first[2:4])
             self.register_buffer("column", torch.randn(4, 2, generator=draw)[:, 1])
+            self.register_buffer("entry", torch.randn(1, 2, generator=draw)[:, 1])
             self.register_buffer(
                 "conj", torch.randn(3, dtype=torch.complex64, generator=draw).conj()
             )

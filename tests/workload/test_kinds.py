@@ -34,6 +34,8 @@ SHOWN_BY = {
     "conv": "M03-norm",
     "two-optimizers": "G18",
     "steady": "J02-own",
+    "lazy": "K04-lazy",
+    "wrapped": "J02-wrapped",
     "accumulate": "H08",
     "rare-dtypes": "K04",
     "masters": "K01",

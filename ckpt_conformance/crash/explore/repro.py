@@ -33,8 +33,9 @@ HERE = Path(__file__).resolve().parent
 
 def tensors(state, path=""):
     if isinstance(state, torch.Tensor):
-        data = state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        yield path, hashlib.sha256(data).hexdigest()[:16]
+        flat = state.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+        data = flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+        yield path, hashlib.sha256(data.numpy().tobytes()).hexdigest()[:16]
     elif isinstance(state, dict):
         for key, value in state.items():
             yield from tensors(value, f"{path}/{key}")

@@ -54,9 +54,9 @@ def leaves(path):
 
     def walk(state, name):
         if isinstance(state, torch.Tensor):
-            flat = state.detach().contiguous().reshape(-1)
-            data = flat.view(torch.uint8).numpy().tobytes() if state.numel() else b""
-            found[name] = (str(state.dtype), tuple(state.shape), data)
+            flat = state.detach().resolve_conj().resolve_neg().reshape(-1)
+            data = flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+            found[name] = (str(state.dtype), tuple(state.shape), data.numpy().tobytes())
         elif isinstance(state, dict):
             for key, value in state.items():
                 walk(value, f"{name}.{key}")
