@@ -127,7 +127,7 @@ class KeepsTheKnownKeys(CheckpointManager):
 class KeepsTheInnerOne(CheckpointManager):
     """Looks for torch's own optimizer, and takes it for all that there is."""
 
-    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> Any:
         """Capture the ones inside."""
         return super().capture_optimizers(insides(optimizers))
 
@@ -139,7 +139,7 @@ class KeepsTheInnerOne(CheckpointManager):
             super().restore_optimizer(optimizer, state)
 
 
-def insides(optimizers: Mapping[str, Any]) -> dict[str, Any]:
+def insides(optimizers: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return torch's own optimizers, where others hold them."""
     return {name: getattr(one, "inner", one) for name, one in optimizers.items()}
 
