@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 import commands
@@ -12,9 +14,10 @@ import torch
 from stopped import PATIENCE, Place, place
 from test_fsck_stopped import sparse
 
-from ckpt_conformance.fsck.formats import pickles, torchscript
+from ckpt_conformance.fsck.formats import pickles, safetensors_file, torchscript, torchsnapshot
 from ckpt_conformance.fsck.source.clock import Clock
 from ckpt_conformance.fsck.source.findings import OutOfTime
+from ckpt_conformance.fsck.source.untrusted import parse_any_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,6 +128,41 @@ def test_a_pickle_that_takes_too_long_to_be_followed() -> None:
 def test_torchscript_that_takes_too_long_to_be_parsed_is_not_unsafe() -> None:
     with pytest.raises(OutOfTime, match="--file-timeout"):
         list(torchscript.problems({"code/__torch__.py": b"class C(Module):\n  a : int\n"}))
+
+
+LONG = range(100_000)
+TEXTS: dict[str, object] = {
+    "an object": {f"layers.{number}": "model.safetensors" for number in LONG},
+    "an object in one": {"weight_map": {f"layers.{number}": "model" for number in LONG}},
+    "objects": {str(number): {"shape": [number], "dtype": "F32"} for number in LONG},
+    "numbers": {"merges": list(range(400_000))},
+    "texts": [f"token {number}" for number in LONG],
+}
+
+
+@pytest.mark.usefixtures("no_time")
+@pytest.mark.parametrize("sort", TEXTS)
+def test_json_that_takes_too_long_to_be_parsed(sort: str) -> None:
+    with pytest.raises(OutOfTime, match="--file-timeout"):
+        parse_any_json(json.dumps(TEXTS[sort]).encode())
+
+
+@pytest.mark.usefixtures("no_time")
+def test_a_header_that_takes_too_long_to_be_parsed() -> None:
+    entries = {f"w{at}": {"dtype": "U8", "shape": [1], "data_offsets": [at, at + 1]} for at in LONG}
+    header = json.dumps(entries).encode()
+    with pytest.raises(OutOfTime, match="--file-timeout"):
+        safetensors_file.read(io.BytesIO(struct.pack("<Q", len(header)) + header))
+
+
+@pytest.mark.usefixtures("no_time")
+def test_yaml_that_takes_too_long_to_be_parsed() -> None:
+    pytest.importorskip("yaml", reason="pip install 'ckpt-conformance[tools]'")
+    manifest = {f"0/w{number}": {"type": "list"} for number in range(100)}
+    text = "version: 0.1.0\nworld_size: 1\nmanifest:\n"
+    text += "".join(f"  {path}: {{type: list}}\n" for path in manifest)
+    with pytest.raises(OutOfTime, match="--file-timeout"):
+        torchsnapshot.read(text.encode())
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "1e99"])

@@ -8,6 +8,7 @@ The index of Hugging Face is read here, too: it says which file holds which tens
 from __future__ import annotations
 
 import os
+import re
 import struct
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from ckpt_conformance.fsck.formats.dtypes import SAFETENSORS_BITS
+from ckpt_conformance.fsck.source import clock, json_pieces
 from ckpt_conformance.fsck.source.findings import Malformed, NotRead
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import (
@@ -59,6 +61,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRY = msgspec.json.Decoder(_Entry)
+_BETWEEN = re.compile(rb'\}\s*,\s*"')  # two entries
+_PIECE = 1 << 16  # bytes of a large header that are decoded at once
+_PER_LOOK = 1 << 12  # entries between two looks at the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ def _entries(header: bytes) -> dict[str, msgspec.Raw]:
 
     """
     try:
-        entries = _HEADER.decode(header)
+        entries = _in_pieces(header) if len(header) > json_pieces.LARGE else _HEADER.decode(header)
     except (ValueError, RecursionError) as error:
         parse_json(header)  # says more
         raise Malformed(f"no JSON that safetensors reads: {str(error)[:200]}") from None
@@ -127,6 +132,29 @@ def _entries(header: bytes) -> dict[str, msgspec.Raw]:
     return entries
 
 
+def _in_pieces(header: bytes) -> dict[str, msgspec.Raw]:
+    """Divide a large header as its decoder does, with a look at the clock between two pieces.
+
+    It is cut between two entries. Where the signs of such a place stand in a name, a piece is no
+    JSON, and the whole is decoded at once.
+    """
+    entries: dict[str, msgspec.Raw] = {}
+    count = at = 0
+    try:
+        while cut := _BETWEEN.search(header, at + _PIECE):
+            clock.check_latest()
+            some = _HEADER.decode((b"{" if at else b"") + header[at : cut.start() + 1] + b"}")
+            entries |= some
+            count, at = count + len(some), cut.end() - 1
+        last = _HEADER.decode((b"{" if at else b"") + header[at:])
+    except (ValueError, RecursionError):
+        return _HEADER.decode(header)
+    entries |= last
+    if count + len(last) != len(entries):
+        raise Malformed("a key occurs twice")
+    return entries
+
+
 def _tensors(
     header: dict[str, msgspec.Raw], begin: int, size: int
 ) -> tuple[list[Stored], dict[str, str]]:
@@ -135,6 +163,8 @@ def _tensors(
     tensors: list[Stored] = []
     while header:  # taken apart as it is read
         name, entry = header.popitem()
+        if not len(header) % _PER_LOOK:
+            clock.check_latest()
         _check_text(name)
         tensors.append(_tensor(name, bytes(entry), begin))
     tensors.sort(key=attrgetter("start", "end"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck.formats import cover
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, elements
+from ckpt_conformance.fsck.source import clock
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 from ckpt_conformance.fsck.source.untrusted import (
     Json,
@@ -127,14 +128,36 @@ def _yaml(data: bytes, error: Malformed) -> Json:
     except ImportError:
         what = "it is no JSON; for YAML: pip install 'ckpt-conformance[tools]'"
         raise TooLarge(what) from None
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        values: object = yaml.load(data, Loader=loader)
+        values: object = yaml.load(data, Loader=_patient(yaml))
     except (yaml.YAMLError, ValueError, RecursionError) as bad:
         raise Malformed(f"neither JSON ({error}) nor YAML: {str(bad)[:200]}") from None
     if not is_dict(values):
         raise Malformed(f"no mapping but a {type(values).__name__}")
     return values
+
+
+def _patient(yaml: Any) -> Any:  # noqa: ANN401  it has no declared types
+    """Make a loader that comes back to Python for each node, and looks at the clock.
+
+    The parser of libyaml makes all nodes in one call otherwise, which no signal ends.
+    """
+    if not hasattr(yaml, "CSafeLoader"):
+        return yaml.SafeLoader
+
+    class Loader(yaml.composer.Composer, yaml.CSafeLoader):  # type: ignore[misc]  # any class
+        """Nodes by Python, of events that C parses."""
+
+        def __init__(self, stream: bytes) -> None:
+            yaml.CSafeLoader.__init__(self, stream)
+            yaml.composer.Composer.__init__(self)
+
+        def compose_node(self, parent: object, index: object) -> object:
+            """Compose a node and what is in it."""
+            clock.check_latest()
+            return super().compose_node(parent, index)
+
+    return Loader
 
 
 def _entry(snapshot: Snapshot, path: str, entry: Json, shards: dict[str, list[cover.Box]]) -> None:

@@ -10,6 +10,7 @@ import gc
 import json
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from ckpt_conformance.fsck.source import json_pieces
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def parse_any_json(data: bytes) -> object:
         raise TooLarge(f"{len(data)} bytes of JSON are more than is looked into: {limit}")
     try:
         with without_collector():
-            return json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
+            return json_pieces.loads(data.decode("utf-8"), _no_duplicates)
     except UnicodeDecodeError as error:
         raise Malformed(f"no UTF-8 text: byte {error.start} is {data[error.start]:#04x}") from None
     except RecursionError:
