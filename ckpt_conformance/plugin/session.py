@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.plugin.options import SessionOptions
 
 SUITES = "ckpt_conformance.suites"
+PLUGINS = ("ckpt_conformance.plugin", "_hypothesis_pytestplugin", "xdist.plugin")  # of pytest
+NO_OTHERS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
+OF_THE_USER = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", NO_OTHERS)  # for tests of their own
 WORKERS_END = 1.0  # seconds that workers have to end after Ctrl-C before they are killed
 
 
@@ -115,6 +118,18 @@ def _hypothesis_in(folder: Path) -> Generator[None]:
         del os.environ[key]
 
 
+@contextlib.contextmanager
+def _without_the_users_pytest() -> Generator[None]:
+    """Let pytest find no option and no plugin that is meant for the user's own tests."""
+    kept = {name: os.environ.pop(name) for name in OF_THE_USER if name in os.environ}
+    os.environ[NO_OTHERS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[NO_OTHERS]
+        os.environ.update(kept)
+
+
 def run_session(options: SessionOptions, *plugins: object) -> list[CheckOutcome]:
     """Run the suites on the adapters, with further plugins of pytest, and return every outcome.
 
@@ -138,6 +153,7 @@ def _run(options: SessionOptions, *plugins: object) -> Collector:
     with contextlib.ExitStack() as stack:
         folder = options.scratch or stack.enter_context(scratch_folder())
         stack.enter_context(_hypothesis_in(folder))
+        stack.enter_context(_without_the_users_pytest())
         code = pytest.main(_arguments(options, folder), plugins=[collector, *plugins])
     fatal = code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
     if collector.problems or fatal:
@@ -151,17 +167,24 @@ def _run(options: SessionOptions, *plugins: object) -> Collector:
 
 
 def _arguments(options: SessionOptions, folder: Path) -> list[str]:
-    """Write pytest's arguments: no configuration, no cache, nothing in the user's folder."""
+    """Write pytest's arguments: no configuration, no cache, nothing of the user's folder.
+
+    Without `--noconftest` pytest would run a `conftest.py` of the current folder, and of those in
+    it whose names begin with `test`.
+    """
     arguments = [
         "--pyargs",
         SUITES,
         "-c",
         "/dev/null",
+        "--noconftest",
         f"--rootdir={folder}",
         f"--basetemp={folder / 'tmp'}",
     ]
     # Checks raise verdicts and have no assert: to rewrite them, and Hypothesis, costs a second.
     arguments += ["-p", "no:cacheprovider", "-p", "no:terminal", "-W", "ignore", "--assert=plain"]
+    for plugin in PLUGINS:
+        arguments += ["-p", plugin]
     if options.jobs > 1:
         # In our order, the longest suites first: not by the number of checks.
         arguments += ["-n", str(options.jobs), "--dist", "loadgroup", "--no-loadscope-reorder"]

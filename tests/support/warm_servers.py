@@ -54,6 +54,11 @@ class Forked:
         """Kill it alone."""
         signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
+    def poll(self) -> int | None:
+        """Return 0 where it has ended, and None while it runs."""
+        ended = self._descriptor < 0 or select.select([self._descriptor], [], [], 0)[0]
+        return 0 if ended else None
+
     def wait(self) -> None:
         """Wait until it has ended."""
         if self._descriptor >= 0:
