@@ -36,8 +36,11 @@ class Numbered:
 
     root: Path
     verifies_first: bool = True
+    digits: int = 0  # a step of more is refused
 
     def save(self, job: TrainingJob, step: int) -> None:
+        if self.digits and len(str(step)) > self.digits:
+            raise ValueError(f"step {step} has more than {self.digits} digits")
         draft = self.root / f".{uuid.uuid4().hex}"
         draft.mkdir()
         files: list[list[str]] = []
@@ -102,13 +105,14 @@ class Numbered:
 @dataclass(frozen=True)
 class NumberedAdapter(AdapterBase):
     verifies_first: bool = True
+    digits: int = 0
 
     def open(self, root: Path, options: OpenOptions) -> Manager:
         del options
-        return Numbered(root, self.verifies_first)
+        return Numbered(root, self.verifies_first, self.digits)
 
 
-def made(name: str, *, verifies_first: bool) -> NumberedAdapter:
+def made(name: str, *, verifies_first: bool, digits: int = 0) -> NumberedAdapter:
     return NumberedAdapter(
         name=f"numbered-{name}",
         version="1",
@@ -116,8 +120,10 @@ def made(name: str, *, verifies_first: bool) -> NumberedAdapter:
         refusals=(DamagedError, FileNotFoundError),
         capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP}),
         verifies_first=verifies_first,
+        digits=digits,
     )
 
 
 first = made("first", verifies_first=True)
 each = made("each", verifies_first=False)
+short = made("short", verifies_first=True, digits=7)

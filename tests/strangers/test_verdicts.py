@@ -152,6 +152,7 @@ ADAPTERS = (
     *(f"headed:{name}" for name in (*HEADED, "twins")),
     *(f"hasty:{name}" for name in HASTY),
     *(f"numbered:{name}" for name in NUMBERED),
+    "numbered:short",
     *(f"mirroring:{name}" for name in {**LOCKED, **MIRRORED, **UPLOADED}),
     *(f"told:{name}" for name in TOLD),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
@@ -552,6 +553,12 @@ def test_every_file_of_a_step_is_damaged_though_its_folder_is_drawn(
     found = verdicts(f"numbered:{name}", strangers, "CKC-CORR-003", "CKC-CORR-007")
     assert others(found).keys() == NUMBERED[name]
     assert Verdict.PASS in {one.verdict for one in found["CKC-CORR-003"]}
+
+
+def test_a_step_of_too_many_digits_may_be_refused(strangers: Server) -> None:
+    """Those that were saved before count."""
+    (outcome,) = verdicts("numbered:short", strangers, "CKC-DISC-001")["CKC-DISC-001"]
+    assert outcome.verdict is Verdict.PASS, outcome.reason
 
 
 def test_of_a_step_that_is_there_twice_both_are_hit(strangers: Server) -> None:
