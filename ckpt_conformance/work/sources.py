@@ -135,7 +135,7 @@ def not_installed(top: str) -> dict[str, Source]:
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return {}
     path = Path(spec.origin).resolve()
-    if own_code.is_installed(path):
+    if own_code.is_installed(path) or not path.is_file():  # in an archive, which counts whole
         return {}
     if path.name == "__init__.py":
         return SourceTree.of_packages({top: path.parent}).sources

@@ -236,6 +236,25 @@ def test_code_counts_wherever_it_hides(hidden_code: Path, name: str) -> None:
     assert [Path(file).name for file in changed] == [Path(name).name]
 
 
+@pytest.mark.parametrize("name", ["in_archive.py", "in_package/__init__.py"])
+def test_an_adapter_may_import_from_an_archive(
+    hidden_code: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The archive counts whole, and no module of it is read by its path."""
+    archive, top = hidden_code / "there.zip", name.partition("/")[0].removesuffix(".py")
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr(name, "X = 1\n")
+    monkeypatch.syspath_prepend(archive)
+    monkeypatch.setenv("PYTHONPATH", str(archive))
+    (hidden_code / "here" / "adapter.py").write_text(f"import {top}\n")
+    tree = sources.SourceTree({})
+    assert tree.closure(["adapter"]) == {"adapter"}
+    before = sources.code_outside()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr(name, "X = 2\n")
+    assert sources.code_outside() != before
+
+
 def test_a_text_and_an_archive_of_data_are_no_code(hidden_code: Path) -> None:
     with zipfile.ZipFile(hidden_code / "here" / "data.zip", "w") as archive:
         archive.writestr("table.csv", "1")
