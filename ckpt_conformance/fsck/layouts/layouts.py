@@ -64,6 +64,11 @@ OF_A_STEP = re.compile(
     r"^(?:global_?steps?|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
     re.IGNORECASE,
 )
+# Of a file without an ending.
+_NAMED_AS_STEP = re.compile(
+    r"(?:(?:global_?steps?|step|iter|epoch)[-_=]?|(?:checkpoint|ckpt)[-_=])\d{1,18}",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"\d{1,18}")
 _BATCHES = "batched"  # the folder in which torchsnapshot puts small tensors together
 _BATCHED = re.compile(rf"{_BATCHES}/[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
@@ -246,7 +251,7 @@ def _foreign_by_name(name: str) -> Format | None:
 
 def _by_first_bytes(folder: Folder, name: str) -> Format | None:
     """Return the format of a file whose name says none, or not surely."""
-    is_maybe = _ends(name, *_MAYBE_TORCH)
+    is_maybe = _may_be_torch(name.rpartition("/")[2])
     try:
         with folder.open(name) as file:
             head = file.read(8)
@@ -395,7 +400,12 @@ def _is_model(name: str) -> bool:
 
 def may_be_loose(name: str) -> bool:
     """Return whether a file of a run's folder may be a checkpoint, or a part of one."""
-    return is_loose(name) or _ends(name, *_MAYBE_TORCH)
+    return is_loose(name) or _may_be_torch(name)
+
+
+def _may_be_torch(name: str) -> bool:
+    """Return whether a name is one that torch's files have, and others: its bytes tell."""
+    return _ends(name, *_MAYBE_TORCH) or _NAMED_AS_STEP.fullmatch(name) is not None
 
 
 def _is_torch(name: str) -> bool:

@@ -293,8 +293,12 @@ class Listing:
     def _linked_steps(self, base: str, entries: Mapping[str, EntryKind]) -> Iterator[Found]:
         """Take links that hide a step as checkpoints, so that a finding explains each."""
         for name, kind in entries.items():
-            if kind is EntryKind.LINK and layouts.hides_a_step(self._folder, base, name):
+            if self._is_linked_step(base, name, kind):
                 yield from self._take(Found(Sort.LINK, base, (name,), layouts.step_of(name)))
+
+    def _is_linked_step(self, base: str, name: str, kind: EntryKind) -> bool:
+        """Return whether a link hides a step."""
+        return kind is EntryKind.LINK and layouts.hides_a_step(self._folder, base, name)
 
     def _whole(self, base: str, depth: int = DEEPEST) -> Found | None:
         """Take what is below a folder, so many levels, as one checkpoint; None for no data."""
@@ -337,7 +341,11 @@ class Listing:
 
         Files that share no step with any other are one checkpoint, if there is nothing beside them.
         """
-        names = [name for name, kind in entries.items() if kind is not EntryKind.FOLDER]
+        names = [
+            name
+            for name, kind in entries.items()
+            if kind is not EntryKind.FOLDER and not self._is_linked_step(base, name, kind)
+        ]
         steps, rest = layouts.per_rank_steps(names)
         for digits, own in steps:
             found = self._some(Sort.PER_RANK, base, own, int(digits), links)
