@@ -20,6 +20,7 @@ class Runs:
     """Its pickle runs code when it is loaded."""
 
     def __reduce__(self) -> tuple[object, ...]:
+        """Print."""
         return print, ("ran",)
 
 
