@@ -155,7 +155,8 @@ def _patient(yaml: Any) -> Any:  # noqa: ANN401  it has no declared types
         def compose_node(self, parent: object, index: object) -> object:
             """Compose a node and what is in it."""
             clock.check_latest()
-            return super().compose_node(parent, index)
+            node: object = yaml.composer.Composer.compose_node(self, parent, index)
+            return node
 
     return Loader
 
