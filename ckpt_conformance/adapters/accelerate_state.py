@@ -7,8 +7,6 @@ import re
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.optimizer import Optimizer
-
 from ckpt_conformance.adapters.recipes import PER_STEP, Recipe
 from ckpt_conformance.contract import Capability
 
@@ -65,14 +63,8 @@ class SaveState:
         )
         self.accelerator.prepare(job.model, *job.optimizers.values(), *job.schedulers.values())
         self.step = Step(job)
-        rest = [part for name, part in job.components.items() if not self._is_known(name, part)]
+        rest = [part for name, part in job.components.items() if name.split(".")[0] not in OWN]
         self.accelerator.register_for_checkpointing(self.step, *rest)
-
-    @staticmethod
-    def _is_known(name: str, part: object) -> bool:
-        """Whether `prepare` takes a part: of optimizers those of torch's class."""
-        family = name.split(".", maxsplit=1)[0]
-        return family in OWN and (family != "optimizer" or isinstance(part, Optimizer))
 
     def save(self, job: TrainingJob, step: int) -> None:
         """Save as number `step`."""

@@ -114,16 +114,10 @@ class Directories:
         self.finish()
 
 
-API = "docs.pytorch.org/docs/stable/distributed.checkpoint.html"
-
 recipe = partial(
     Recipe,
     version=torch.__version__,
     library="torch.distributed.checkpoint",
-    cannot_hold={
-        "wrapped-optimizers": f"{API}, get_optimizer_state_dict: 'optimizers (Union[None, "
-        "Optimizer, Iterable[Optimizer]])'",
-    },
     # Of what all ranks call alike one copy is kept, of which rank depends on the sizes
     # (pytorch/pytorch#116469): so no policy can be declared for the generators.
     resharding={"loader": "global"},

@@ -54,7 +54,6 @@ class Feature(StrEnum):
     INT8 = "int8"
     DOTTED = "dotted-keys"  # keys of a dict with dots in them, beside a tree of the same names
     VIEWS = "partial-views"  # two tensors that are parts of one storage
-    WRAPPED = "wrapped-optimizers"  # an optimizer that is no torch.optim.Optimizer
     CHANNELS_LAST = "channels-last"  # a tensor whose memory has another order than its shape
 
 

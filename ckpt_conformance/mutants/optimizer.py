@@ -119,32 +119,6 @@ class KeepsTheKnownKeys(CheckpointManager):
 
 
 @mutant(
-    "J02-wrapped",
-    url="pytorch/pytorch#125528",
-    change="of an optimizer that holds another one only that one is saved and loaded",
-    violates={"CKC-COMP-020"},
-)
-class KeepsTheInnerOne(CheckpointManager):
-    """Looks for torch's own optimizer, and takes it for all that there is."""
-
-    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> Any:
-        """Capture the ones inside."""
-        return super().capture_optimizers(insides(optimizers))
-
-    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
-        """Fill the one inside."""
-        if hasattr(optimizer, "inner"):
-            optimizer.inner.load_state_dict(state)
-        else:
-            super().restore_optimizer(optimizer, state)
-
-
-def insides(optimizers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return torch's own optimizers, where others hold them."""
-    return {name: getattr(one, "inner", one) for name, one in optimizers.items()}
-
-
-@mutant(
     "G18-numbers",
     url="NVIDIA-NeMo/Automodel#763",
     change="of an optimizer's state only tensors are saved",

@@ -247,7 +247,8 @@ class WholeStorages(encode.Encoder):
 
     def _tensor(self, value: torch.Tensor, path: encode.Path) -> torch.Tensor:
         """Keep a contiguous view as it is."""
-        if value.is_contiguous() and value.device.type == "cpu":
+        is_lazy = value.is_conj() or value.is_neg()
+        if value.is_contiguous() and value.device.type == "cpu" and not is_lazy:
             return value.detach()
         return super()._tensor(value, path)
 

@@ -48,7 +48,6 @@ OWNERS = {
     "bits": "CKC-RTRP-004",
     "layouts": "CKC-RTRP-004",
     "sizes": "CKC-RTRP-001",
-    "wrapped": "CKC-COMP-020",
     "values": "CKC-COMP-012",
     "normal": "CKC-COMP-006",
     "drawing": "CKC-COMP-018",

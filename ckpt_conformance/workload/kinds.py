@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn, optim
@@ -28,7 +28,6 @@ from ckpt_conformance.workload.state import (
     SteadySgd,
     Unusual,
     ViewingSgd,
-    WrappingSgd,
     let_draw,
 )
 
@@ -79,10 +78,6 @@ KINDS: dict[str, Kind] = {
     "steady": Kind(
         optimizer="steady",
         shows="an optimizer that adds state of its own beside state and param_groups",
-    ),
-    "wrapped": Kind(
-        optimizer="wrapping",
-        shows="an optimizer that holds another one, and is none of torch's classes",
     ),
     "counters": Kind(
         optimizer="counting",
@@ -215,12 +210,9 @@ def build(name: str, seed: int, variant: str, without: Collection[str] = ()) -> 
     rate = 0.02 * (3.0 if variant == "drift" else 1.0)
     if Feature.UNUSED in without:
         kind = replace(kind, is_frozen_optimized=False)
-    if Feature.WRAPPED in without and kind.optimizer == "wrapping":
-        kind = replace(kind, optimizer="momentum")
     optimizers = _optimizers(kind, model, rate, variant, narrow)
     schedulers = {
-        f"scheduler{key[9:]}": SCHEDULES[kind.schedule](getattr(o, "inner", o))
-        for key, o in optimizers.items()
+        f"scheduler{key[9:]}": SCHEDULES[kind.schedule](o) for key, o in optimizers.items()
     }
     scaler = GradScaler("cpu", init_scale=64.0 + 8 * (seed % 7), growth_interval=3)
     gradients = Gradients(model) if kind.accumulate > 1 else None
@@ -305,8 +297,6 @@ def _optimizers(
         "steady": lambda: SteadySgd(params, rate),
         "nesting": lambda: NestingSgd(params, rate),
         "sharing": lambda: SharingSgd(params, rate, is_apart=variant == "apart"),
-        # Not of the class that the job declares, as where a library gives one to a loop.
-        "wrapping": lambda: cast("Optimizer", WrappingSgd(params, rate)),
         "plain-sgd": lambda: optim.SGD(params, rate),
         "momentum": lambda: optim.SGD(params, rate, momentum=0.9),
     }

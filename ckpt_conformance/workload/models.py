@@ -229,7 +229,8 @@ class WithLazy(Plain):
         super().__init__(without)
         if Feature.COMPLEX64 not in without:
             self.register_buffer("phase", torch.randn(FEATURES, dtype=torch.complex64).conj())
-        self.register_buffer("sink", torch.randn(1, dtype=torch.complex64).conj().imag)
+        lazy = torch._neg_view(torch.randn(FEATURES))  # noqa: SLF001  else a part of a complex one
+        self.register_buffer("sink", lazy)
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to [B, 8]."""

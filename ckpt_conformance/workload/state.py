@@ -416,61 +416,6 @@ class SteadySgd(optim.SGD):
         super().load_state_dict(own)
 
 
-class WrappingSgd:
-    """An optimizer that holds another one, and is none of torch's classes.
-
-    Libraries of mixed precision, offloading and sharding give such objects to a loop. What it adds,
-    a rate that cools with each round, lies beside the state of the optimizer inside.
-    """
-
-    def __init__(self, params: Iterable[Any], lr: float) -> None:
-        """Have made no round yet."""
-        self.inner = optim.SGD(params, lr, momentum=0.9)
-        self.rounds, self.cooling = 0, torch.ones(())
-
-    @property
-    def param_groups(self) -> list[ParameterGroup]:
-        """Those of the optimizer inside, as schedulers and gradient scalers ask for them."""
-        return self.inner.param_groups
-
-    @property
-    def state(self) -> dict[torch.Tensor, StateDict]:
-        """That of the optimizer inside."""
-        return self.inner.state
-
-    @property
-    def defaults(self) -> StateDict:
-        """Those of the optimizer inside; frameworks ask for them."""
-        return self.inner.defaults
-
-    def zero_grad(self, *, set_to_none: bool = True) -> None:
-        """Drop the gradients."""
-        self.inner.zero_grad(set_to_none)
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
-        """Step at the rate that the rounds so far give."""
-        loss = _loss(closure)
-        self.rounds += 1
-        self.cooling *= 1 - 1 / (8 + self.rounds)
-        rates = [group["lr"] for group in self.param_groups]
-        for group in self.param_groups:
-            group["lr"] *= float(self.cooling)
-        self.inner.step()
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = rate
-        return loss
-
-    def state_dict(self) -> StateDict:
-        """Return the state of the optimizer inside, and what is beside it."""
-        inner = self.inner.state_dict()
-        return {"inner": inner, "rounds": self.rounds, "cooling": self.cooling.clone()}
-
-    def load_state_dict(self, state_dict: StateDict) -> None:
-        """Take all of it; raises KeyError for what is not there."""
-        self.inner.load_state_dict(state_dict["inner"])
-        self.rounds, self.cooling = state_dict["rounds"], state_dict["cooling"].clone()
-
-
 class Rex:
     """The REX schedule as a callable object, smoothed: what it gave before is a part of its state.
 

@@ -299,25 +299,6 @@ def _is_own(path: str) -> bool:
     return not path.startswith(("state", "param_groups"))
 
 
-@check("CKC-COMP-020")
-def test_an_optimizer_that_holds_another_comes_back(subject: Subject) -> None:
-    """An optimizer that is none of torch's classes, and holds one of them, comes back whole.
-
-    Why: libraries of mixed precision, offloading and sharding give such objects to a loop. A saver
-    that looks for parameters and state in it fails at the load, or passes over what it adds (G18,
-    J02).
-    How: a job whose optimizer gives its own counter and factor beside the state of the SGD inside;
-    compare it bit for bit. Where the adapter declares that its manager holds none, it must be
-    refused in words.
-    """
-    controls.require(test_moments_reach_a_fresh_optimizer, subject)
-    if words := features.refusal(subject, Feature.WRAPPED, "wrapped"):
-        raise NotApplicable(words)
-    features.arrive(subject, "wrapped")
-    message = "an optimizer that holds another one is not what was saved"
-    resumption.identity(subject, "optimizer", message, kind="wrapped")
-
-
 # -- scheduler, generators, scaler, EMA, loader, extra, gradients ---------------------------------
 
 
