@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import commands
 import pytest
 import torch
+from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +49,24 @@ def test_a_torch_file_that_is_named_as_a_step_is_one(name: str, tmp_path: Path) 
     paths[1].write_bytes(paths[1].read_bytes()[:-100])
     assert fsck(tmp_path / "run") == {paths[0].name: "whole", paths[1].name: "damaged"}
     assert newest(tmp_path / "run") == str(paths[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_so_is_one_of_safetensors(name: str, tmp_path: Path) -> None:
+    paths = [tmp_path / "run" / name.format(step) for step in (9, 10)]
+    paths[0].parent.mkdir()
+    for step, path in enumerate(paths):
+        save_file({"w": torch.full((3,), float(step))}, path)
+    assert fsck(tmp_path / "run") == {path.name: "whole" for path in paths}
+    assert newest(tmp_path / "run") == str(paths[1])
+    paths[1].write_bytes(paths[1].read_bytes()[:-4])
+    assert newest(tmp_path / "run") == str(paths[0])
+
+
+@pytest.mark.parametrize("name", ["step_2", "weights", "model.of_mine"])
+def test_a_file_of_safetensors_that_is_named_is_judged_as_one(name: str, tmp_path: Path) -> None:
+    save_file({"w": torch.ones(3)}, tmp_path / name)
+    assert fsck(tmp_path / name) == {name: "whole"}
 
 
 def test_beside_folders_of_steps_it_is_the_newest(tmp_path: Path) -> None:

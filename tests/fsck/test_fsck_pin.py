@@ -182,6 +182,37 @@ def test_links_inside_become_files(tmp_path: Path) -> None:
     assert torch.load(path / "model.pt", weights_only=True)["w"].tolist() == [1.0] * 3
 
 
+def test_a_link_to_a_folder_becomes_the_folder(tmp_path: Path) -> None:
+    """Also where two links lead to it, where it has folders of its own, or lies in the step."""
+    run = tmp_path / "run"
+    for folder in ("shared/more", "step_5/own"):
+        (run / folder).mkdir(parents=True)
+        (run / folder / "tokens.json").write_text("[1]")
+    (run / "shared" / "words.txt").write_text("one")
+    torch.save({"w": torch.ones(3)}, run / "step_5" / "model.pt")
+    for name, target in (("a", "../shared"), ("b", "../shared"), ("c", "own")):
+        (run / "step_5" / name).symlink_to(target)
+    path, _ = pinned(run)
+    shutil.rmtree(run)
+    for name in ("a", "b"):
+        assert not (path / name).is_symlink()
+        assert (path / name / "words.txt").read_text() == "one"
+        assert (path / name / "more" / "tokens.json").read_text() == "[1]"
+    assert (path / "c" / "tokens.json").read_text() == "[1]"
+
+
+def test_links_that_lead_round_are_a_clear_error(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "shared").mkdir(parents=True)
+    (run / "step_5").mkdir()
+    torch.save({"w": torch.ones(3)}, run / "step_5" / "model.pt")
+    (run / "shared" / "again").symlink_to("../shared")
+    (run / "step_5" / "a").symlink_to("../shared")
+    with pytest.raises(RequestError, match="links lead from folder to folder"):
+        Finished("fsck", run, "--newest-whole", "--pin", tmp_path / "held")
+    assert not (tmp_path / "held.unfinished").exists()
+
+
 def test_a_run_of_one_checkpoint_is_held_under_its_name(job: Trainer) -> None:
     target = job.root.parent / "held"
     done = Finished("fsck", job.root / "step_10", "--newest-whole", "--pin", target)

@@ -25,6 +25,7 @@ from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.source.disk import entry_of
 from ckpt_conformance.fsck.source.places import Where, is_far
 from ckpt_conformance.fsck.source.places import below as name_below
+from ckpt_conformance.fsck.source.source import DEEPEST
 from ckpt_conformance.report import terminal
 
 if TYPE_CHECKING:
@@ -197,8 +198,11 @@ class Pin:
         shutil.rmtree(self._tree, ignore_errors=True)
 
     def _take(self, name: str, goal: Path, seen: Entry | None) -> None:
-        """Hold one file."""
+        """Hold one file, or all that a link to a folder leads to."""
         source = Path(os.path.realpath(self._files.source / name))
+        if source.is_dir():
+            self._take_below(name, goal)
+            return
         try:
             goal.parent.mkdir(parents=True, exist_ok=True)  # a new one, since they were listed
             way = self._held(source, goal, seen)
@@ -207,6 +211,21 @@ class Pin:
         except OSError as error:
             raise RequestError(f"{source} cannot be pinned: {self._advice(error)}") from error
         self.ways[way] += 1
+
+    def _take_below(self, name: str, goal: Path) -> None:
+        """Hold what a link to a folder leads to, as far as its files are not listed by themselves.
+
+        They are not where another name leads to the same folder.
+        """
+        if name.count("/") > DEEPEST:
+            raise RequestError(
+                f"{self._files.source / name[:100]} cannot be pinned: links lead from folder to "
+                f"folder more than {DEEPEST} times. Put a copy in the place of the link"
+            )
+        goal.mkdir(parents=True, exist_ok=True)
+        for inner in sorted(path.name for path in (self._files.source / name).iterdir()):
+            if f"{name}/{inner}" not in self._files.seen:
+                self._take(f"{name}/{inner}", goal / inner, None)
 
     def _held(self, source: Path, goal: Path, seen: Entry | None) -> Way:
         """Hold one file, by the first way that works; it must be as it was seen until it is held.

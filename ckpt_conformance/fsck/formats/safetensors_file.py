@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 MOST_HEADER = 100_000_000
 """Bytes of header that the safetensors library reads at most."""
 
+HEAD = 9
+"""Bytes by which `begins` knows a file: the length of its header, and the first sign of that."""
+
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
 _MOST_PRODUCT = 1 << 64  # the library multiplies in words of 64 bits
@@ -75,6 +78,12 @@ class Stored:
     shape: tuple[int, ...]
     start: int
     end: int
+
+
+def begins(head: bytes) -> bool:
+    """Return whether a file that has these first `HEAD` bytes may be one of safetensors."""
+    is_long = len(head) == HEAD and _LENGTH.unpack(head[:8])[0] <= MOST_HEADER
+    return is_long and head.endswith(b"{")
 
 
 def read(file: Readable, start: int = 0) -> list[Stored]:

@@ -25,10 +25,10 @@ from ckpt_conformance.fsck.formats import (
     manifest,
     manifest_v2,
     orbax,
+    safetensors_file,
     torchsnapshot,
     zips,
 )
-from ckpt_conformance.fsck.formats.safetensors_file import read_index
 from ckpt_conformance.fsck.layouts import linked
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed, OutOfTime
@@ -254,7 +254,7 @@ def _by_first_bytes(folder: Folder, name: str) -> Format | None:
     is_maybe = _may_be_torch(name.rpartition("/")[2])
     try:
         with folder.open(name) as file:
-            head = file.read(8)
+            head = file.read(safetensors_file.HEAD)
     except (PermissionError, Unreachable, OutOfTime):
         # The part is judged, and that it cannot be read is a finding then.
         return Format.TORCH if is_maybe else None
@@ -263,6 +263,8 @@ def _by_first_bytes(folder: Folder, name: str) -> Format | None:
     found = next((form for sign, form in _FIRST_BYTES.items() if head.startswith(sign)), None)
     if found or not is_maybe:
         return found
+    if _NAMED_AS_STEP.fullmatch(name.rpartition("/")[2]) and safetensors_file.begins(head):
+        return Format.SAFETENSORS
     return Format.TORCH if head.startswith(zips.MAGIC) or not head else None
 
 
@@ -629,7 +631,7 @@ def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
 def _of_index(folder: Folder, base: str, name: str) -> Iterator[str]:
     """Name the files of an index that can be read."""
     try:
-        yield from read_index(folder.read(base + name, MOST_JSON)).files
+        yield from safetensors_file.read_index(folder.read(base + name, MOST_JSON)).files
     except (OSError, Malformed):
         return
 
@@ -728,7 +730,7 @@ def find_file(path: Where) -> Overview:
         own = _reference(folder, path.name)
         if own:
             return Overview([own])
-    form = format_of(folder, path.name) or _by_name(path)
+    form = format_of(folder, path.name) or _by_name(folder, path)
     part = Part(form, "", path.name)
     candidate = Candidate(path, path.parent, str(form), step_of(path.name), [part], [path.name])
     candidate.is_alone = True
@@ -737,11 +739,14 @@ def find_file(path: Where) -> Overview:
     return Overview([candidate])
 
 
-def _by_name(path: Where) -> Format:
-    """Return the format that a name promises, whatever the bytes are; RequestError for none."""
+def _by_name(folder: Folder, path: Where) -> Format:
+    """Return the format of a file that the user named; RequestError for a text."""
     if path.name.endswith(".json") or path.suffix in _TEXT:
         raise RequestError(f"{path} is no checkpoint; give its folder: {path.parent}")
-    return Format.SAFETENSORS if path.name.endswith(".safetensors") else Format.TORCH
+    with contextlib.suppress(OSError, Malformed), folder.open(path.name) as file:
+        if safetensors_file.begins(file.read(safetensors_file.HEAD)):
+            return Format.SAFETENSORS
+    return Format.TORCH
 
 
 def _reference(folder: Folder, name: str) -> Candidate | None:
