@@ -17,12 +17,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
+from ckpt_conformance.processes.signals import STOPPING
 from ckpt_conformance.report import terminal
 
 if TYPE_CHECKING:
     from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELL = 128  # a shell's exit status of a command that a signal ended is 128 + the signal
 INTERRUPTED = SHELL + signal.SIGINT
 GRACE = 0.3  # seconds that a command has to wind up whose threads only read
@@ -36,7 +36,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """Takes the signals of `SIGNALS`; a context manager for the main thread.
+    """Takes the signals of `STOPPING`; a context manager for the main thread.
 
     `signal` is the one that came first, None while none has. What the caller ignores (nohup, a
     background job of a script) stays ignored.
@@ -52,7 +52,7 @@ class Stop:
 
     def __enter__(self) -> Self:
         """Take the signals."""
-        for number in SIGNALS:
+        for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._take)
         Stop.current = self

@@ -24,7 +24,7 @@ from ckpt_conformance.cluster.dealer import Dealer
 from ckpt_conformance.cluster.local import Listening
 from ckpt_conformance.cluster.messages import ADVICE, NOTHING, Answer, Batch, Job
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.processes import keeper
+from ckpt_conformance.processes import keeper, signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -456,11 +456,13 @@ def local_cluster(workers: int) -> Generator[Listening]:
 
     Raises RequestError if it does not start.
     """
-    with contextlib.ExitStack() as left:  # a signal may come between any two of these
-        folder = Path(tempfile.mkdtemp(prefix="ckc-cluster-"))
-        left.callback(shutil.rmtree, folder, ignore_errors=True)
-        process = _started_local(folder, workers)
-        left.callback(_end_local, process, folder)
+    with contextlib.ExitStack() as left:
+        with signals.deferred():
+            folder = Path(tempfile.mkdtemp(prefix="ckc-cluster-"))
+            left.callback(shutil.rmtree, folder, ignore_errors=True)
+        with signals.deferred():
+            process = _started_local(folder, workers)
+            left.callback(_end_local, process, folder)
         line = process.stdout.readline() if process.stdout else b""
         if not line.endswith(b"\n"):
             log = _log_in(folder)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ckpt_conformance.processes import lifecycle, orphans
+from ckpt_conformance.processes.signals import STOPPING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 KEPT = "CKC_KEPT"  # the variable by which all that a command started is found: its folder
 GRACE = 5.0  # seconds that a command has to end by itself, once it was asked to
 GONE = 5.0  # seconds in which the kernel ends what was killed
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class _StoppedError(Exception):

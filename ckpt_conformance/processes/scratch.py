@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ckpt_conformance.processes import keeper
+from ckpt_conformance.processes import keeper, signals
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -32,14 +32,17 @@ class Scratch:
 
     def __init__(self, kind: str) -> None:
         """Make a folder, and remove those that killed runs have left beside it."""
-        sweep(Path(tempfile.gettempdir()))
-        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
-        self._lock = _own(self.path)
+        with contextlib.ExitStack() as made:
+            with signals.deferred():
+                self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
+                made.callback(shutil.rmtree, self.path, ignore_errors=True)
+                made.enter_context(_own(self.path))
+            sweep(self.path.parent)
+            self._made = made.pop_all()
 
     def close(self) -> None:
         """Remove it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
+        self._made.close()
 
     def __enter__(self) -> Path:
         """Return its path."""
