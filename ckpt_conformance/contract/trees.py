@@ -11,7 +11,6 @@ import re
 import secrets
 import shutil
 import stat
-from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -48,19 +47,25 @@ def copy(source: Path, target: Path, *, into: bool = False) -> None:
     shutil.copytree(source, target, symlinks=True, copy_function=copy_file, dirs_exist_ok=into)
 
 
-def copy_live(source: Path, target: Path) -> None:
-    """Copy a tree that others may change meanwhile, as it was at one moment; to a new place.
+def copy_live(source: Path, target: Path) -> bool:
+    """Copy a tree that others may change meanwhile to a new place; say if it is of one moment.
 
-    It is copied again where something changed while it was. Where it changes all the time the last
-    copy is kept. Raises what the last copy raised, if a name was gone in each of them.
+    It is copied again where something changed while it was. Of one that changes all the time the
+    last copy is kept, and is of no moment. Raises what that one raised, if a name was gone.
     """
-    for left in reversed(range(TRIES)):
-        with contextlib.suppress(FileNotFoundError, shutil.Error) if left else nullcontext():
-            before = _fingerprints(source)
-            copy(source, target)
-            if not left or _fingerprints(source) == before:
-                return
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(FileNotFoundError, shutil.Error):
+            if _copied_at_once(source, target):
+                return True
         shutil.rmtree(target, ignore_errors=True)
+    return _copied_at_once(source, target)
+
+
+def _copied_at_once(source: Path, target: Path) -> bool:
+    """Copy a tree; return whether nothing in it changed meanwhile."""
+    before = _fingerprints(source)
+    copy(source, target)
+    return _fingerprints(source) == before
 
 
 def empty(root: Path) -> None:

@@ -532,8 +532,9 @@ class Child:
         self._opened = self._prepared = None
 
     def op_copy_out(self, op: messages.CopyOut, _result: Draft) -> None:
-        """Copy the manager's directory as it is now to a new place."""
-        trees.copy_live(self.root, Path(op.tree))
+        """Copy the manager's directory as it is now; raises OSError where it never rests."""
+        if not trees.copy_live(self.root, Path(op.tree)):
+            raise OSError(f"{self.root} changed in each of {trees.TRIES} copies of it")
 
     def op_gate(self, op: messages.Gate, result: Draft) -> None:
         """Set the upload gate after some files, or wait for files to arrive."""

@@ -229,9 +229,8 @@ class WithLazy(Plain):
         super().__init__(without)
         if Feature.COMPLEX64 not in without:
             self.register_buffer("phase", torch.randn(FEATURES, dtype=torch.complex64).conj())
-        negative: Any = vars(torch)[
-            "_neg_view"
-        ]  # what else gives such a tensor, gives a part of one
+        # Whatever else gives such a tensor gives a part of a complex one.
+        negative: Any = vars(torch)["_neg_view"]
         self.register_buffer("sink", negative(torch.randn(FEATURES)))
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:

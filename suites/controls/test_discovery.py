@@ -42,7 +42,7 @@ from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, names, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
-from ckpt_conformance.suites.controls import copied_steps, foreign_names
+from ckpt_conformance.suites.controls import copied_steps, foreign_names, step_numbers
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
@@ -62,10 +62,7 @@ NEVER_WRONG = {Outcome.NEW, Outcome.PREVIOUS, Outcome.LOST_STEP, *REFUSALS}
 COMPONENTS = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra")
 CHANGE = "ckpt_conformance.subject.observing:change_component"
 DEADLINE = 20.0  # seconds of two processes that wait for each other
-POWERS = (9, 10, 99, 100)
 DRAWN = {"loader", "rng", "gradients"}  # what the first batch after a load changes
-# Where a padding of three, six or eight digits ends; who counts tokens comes beyond the last one.
-WIDER = (999, 1_000, 999_999, 1_000_000, 99_999_999, 100_000_000)
 
 
 def judge(
@@ -86,23 +83,21 @@ def test_the_newest_step_is_the_largest_number(subject: Subject) -> None:
 
     Why: names sorted as text put step 500 after step 2500, and the run goes back (B10, C08).
     How: save across powers of ten (a manager also beyond the padding), restart, load the latest.
-    Who refuses a number of many digits keeps the promise with those that were saved before it.
+    Who refuses a number of many digits, also alone, keeps the promise with those saved before it.
     """
-    steps: tuple[int, ...] = POWERS
+    steps: tuple[int, ...] = step_numbers.POWERS
     if subject.info.shape == "manager":
-        steps = POWERS + WIDER
-        ops = [op for step in steps for op in (probe("reach", step=step), Save())]
-        result = subject.execute(*ops, Close())
+        steps += step_numbers.WIDER
+        result = step_numbers.saved(subject, *steps)
     else:
         result = subject.run(max(steps), steps, then=[Close()])
     saved = result.steps_of("acknowledged")
-    is_refused = result.error and set(POWERS) <= set(saved)
-    if not result.went_well and not is_refused:
+    resumed = subject.resume()
+    if not result.went_well and not step_numbers.is_refused(subject, steps[len(saved) :]):
         raise smoke.trouble(subject, result)
-    newest = max(saved if is_refused else steps)
-    result = subject.resume()
-    if oracle.step_of(result) != newest:
-        evidence = subject.evidence(result, saved=saved)
+    newest = max(steps if result.went_well else saved)
+    if oracle.step_of(resumed) != newest:
+        evidence = subject.evidence(resumed, saved=saved)
         raise Violation(f"step {newest} is the newest and was not taken", evidence=evidence)
 
 
@@ -658,11 +653,12 @@ def _listed_across_powers(subject: Subject) -> list[int]:
         return []
     elsewhere = subject.scratch / "elsewhere"
     elsewhere.mkdir()
-    ops = [op for step in POWERS for op in (probe("reach", step=step), Save())]
+    ops = step_numbers.saves(*step_numbers.POWERS)
     result = subject.execute(*ops, Steps(), root=elsewhere)
     steps = result.of(StepsResult).steps
     if steps is None:
-        raise control_failed(f"a manager that saves steps {POWERS} ends: {subject.tell(result)}")
+        powers = step_numbers.POWERS
+        raise control_failed(f"a manager that saves steps {powers} ends: {subject.tell(result)}")
     return steps
 
 

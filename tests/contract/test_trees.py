@@ -104,7 +104,7 @@ def test_a_tree_that_changes_meanwhile_is_copied_as_it_was_at_one_moment(
     (source / "a").write_text("1")
     (source / "b.partial").write_text("2")
     Racing(source, monkeypatch).left = changes
-    trees.copy_live(source, target)
+    assert trees.copy_live(source, target)
     assert told(target).keys() == told(source).keys()
 
 
@@ -120,5 +120,22 @@ def test_a_tree_that_never_rests_is_copied_or_says_what_was_gone(
     with pytest.raises((shutil.Error, FileNotFoundError), match=r"b\.partial"):
         trees.copy_live(source, target)
     other.left = 0
-    trees.copy_live(source, tmp_path / "again")
+    assert trees.copy_live(source, tmp_path / "again")
     assert (tmp_path / "again" / "c").read_text() == "3"
+
+
+def test_a_copy_of_a_tree_that_is_always_written_to_is_of_no_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, copy_file = tmp_path / "source", shutil.copy2
+    source.mkdir()
+    (source / "a").touch()
+
+    def copy(*given: object, **named: object) -> object:
+        with (source / "a").open("a") as file:
+            file.write("more")
+        return copy_file(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shutil, "copy2", copy)
+    assert not trees.copy_live(source, tmp_path / "target")
+    assert (tmp_path / "target" / "a").exists()

@@ -158,9 +158,8 @@ def test_a_header_that_takes_too_long_to_be_parsed() -> None:
 @pytest.mark.usefixtures("no_time")
 def test_yaml_that_takes_too_long_to_be_parsed() -> None:
     pytest.importorskip("yaml", reason="pip install 'ckpt-conformance[tools]'")
-    manifest = {f"0/w{number}": {"type": "list"} for number in range(100)}
     text = "version: 0.1.0\nworld_size: 1\nmanifest:\n"
-    text += "".join(f"  {path}: {{type: list}}\n" for path in manifest)
+    text += "".join(f"  0/w{number}: {{type: list}}\n" for number in range(100))
     with pytest.raises(OutOfTime, match="--file-timeout"):
         torchsnapshot.read(text.encode())
 

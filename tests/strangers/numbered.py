@@ -37,8 +37,13 @@ class Numbered:
     root: Path
     verifies_first: bool = True
     digits: int = 0  # a step of more is refused
+    most: int = 0  # saves of one manager: the next one fails, whatever its step
+    saves: int = 0
 
     def save(self, job: TrainingJob, step: int) -> None:
+        self.saves += 1
+        if self.most and self.saves > self.most:
+            raise OSError(f"save {self.saves} fails")
         if self.digits and len(str(step)) > self.digits:
             raise ValueError(f"step {step} has more than {self.digits} digits")
         draft = self.root / f".{uuid.uuid4().hex}"
@@ -106,13 +111,14 @@ class Numbered:
 class NumberedAdapter(AdapterBase):
     verifies_first: bool = True
     digits: int = 0
+    most: int = 0
 
     def open(self, root: Path, options: OpenOptions) -> Manager:
         del options
-        return Numbered(root, self.verifies_first, self.digits)
+        return Numbered(root, self.verifies_first, self.digits, self.most)
 
 
-def made(name: str, *, verifies_first: bool, digits: int = 0) -> NumberedAdapter:
+def made(name: str, *, verifies_first: bool, digits: int = 0, most: int = 0) -> NumberedAdapter:
     return NumberedAdapter(
         name=f"numbered-{name}",
         version="1",
@@ -121,9 +127,11 @@ def made(name: str, *, verifies_first: bool, digits: int = 0) -> NumberedAdapter
         capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP}),
         verifies_first=verifies_first,
         digits=digits,
+        most=most,
     )
 
 
 first = made("first", verifies_first=True)
 each = made("each", verifies_first=False)
 short = made("short", verifies_first=True, digits=7)
+tired = made("tired", verifies_first=True, most=6)
