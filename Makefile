@@ -51,7 +51,7 @@ define install
 	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt -e '.[$(2)]'
 endef
 
-# Two stamps in one environment: certifying needs less than developing.
+# Three stamps in one environment: certifying needs less than developing, and that less than all tests.
 $(VENV)/.stamp-use: $(PINS)
 	$(call make-venv,$(VENV))
 	$(call install,$(VENV),all)
@@ -60,6 +60,10 @@ $(VENV)/.stamp-use: $(PINS)
 $(VENV)/.stamp-dev: $(PINS) | $(VENV)/.stamp-use
 	$(call install,$(VENV),all$(comma)dev)
 	@touch $(VENV)/.stamp-use $@
+
+$(VENV)/.stamp-all: $(PINS) | $(VENV)/.stamp-dev
+	$(call install,$(VENV),all$(comma)dev$(comma)seaweedfs)
+	@touch $@
 
 $(THIRD)/.stamp: $(PINS)
 	$(call make-venv,$(THIRD))
@@ -142,7 +146,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(BYTECODE) \
 test: $(BYTECODE)/.stamp ## the project's own tests (11 to 16 minutes on 2 cores)
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
-test-all: $(BYTECODE)/.stamp ## every test, the whole kill matrix, lint, types, wheel, python -O, two releases of torch
+test-all: $(VENV)/.stamp-all $(BYTECODE)/.stamp ## every test, the whole kill matrix, lint, types, wheel, python -O, two releases of torch
 	$(BIN)/tox run -e lint,types,build,optimized
 	$(BIN)/tox run -e matrix -- 2.7 2.15
 	$(BIN)/ckpt-conformance mutants --cache $(CACHE)

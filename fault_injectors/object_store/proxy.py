@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import itertools
 import threading
 from dataclasses import dataclass
@@ -269,7 +270,7 @@ class StoreProxy:
             method or request.method,
             url,
             headers=headers,
-            data=body,
+            data=io.BytesIO(body) if body else body,  # aiohttp warns of large bytes
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             allow_redirects=False,
         ) as response:

@@ -8,11 +8,11 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import moto_s3
 import pytest
+import s3_stores
 from hypothesis import given
 from hypothesis import strategies as st
-from moto_s3 import BUCKET
+from s3_stores import BUCKET
 
 from ckpt_conformance.contract.verdicts import NotApplicable
 from ckpt_conformance.crash.explore.materializer import Materializer
@@ -307,7 +307,7 @@ ask("PUT", "latest", b"big")
 
 
 def content_of(store: str) -> dict[str, bytes]:
-    client = moto_s3.client(endpoint_url=store)
+    client = s3_stores.client(endpoint_url=store)
     listed = client.list_objects_v2(Bucket=BUCKET).get("Contents", ())
     keys = [one["Key"] for one in listed]
     return {
@@ -330,7 +330,7 @@ def run_client(
                 raise ConnectionError
 
     hook = {"after": kill} if asked_first else {"before": kill}
-    with moto_s3.proxied(store, folder, **hook) as proxy:
+    with s3_stores.proxied(store, folder, **hook) as proxy:
         place = proxy.endpoint.removeprefix("http://")
         client.append(subprocess.Popen([sys.executable, "-S", "-c", CLIENT, place]))
         status = client[0].wait(120)
@@ -338,31 +338,32 @@ def run_client(
     return proxy.requests
 
 
-@moto_s3.needed
-@moto_s3.quiet
+@s3_stores.needed
+@s3_stores.quiet
 @pytest.mark.xdist_group("mirror-s3")
+@pytest.mark.parametrize("kind", s3_stores.BOTH)
 def test_a_bucket_after_a_kill_is_one_that_the_model_lists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real SIGKILL at each request, before and after the store did it."""
     from moto.s3 import models
 
     monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", 1000)
-    with moto_s3.served() as store:
-        moto_s3.lead_to(store, monkeypatch)
-        moto_s3.emptied()
-        found = run_client(store, tmp_path / "whole", None, asked_first=False)
-        recording = as_recording(found, tmp_path / "whole", str(tmp_path / "root"), "run/")
-        listed = [materialized(recording, one, tmp_path / "root") for one in states(recording)]
-        assert content_of(store) in listed
-        seen: list[dict[str, bytes]] = []
-        for at in range(len(found)):
-            for asked_first in (False, True):
-                moto_s3.emptied()
-                folder = tmp_path / f"{at}-{asked_first}"
-                run_client(store, folder, at, asked_first=asked_first)
-                seen.append(content_of(store))
-                assert seen[-1] in listed, (at, asked_first, sorted(seen[-1]))
+    store = s3_stores.endpoint(kind)
+    s3_stores.lead_to(store, monkeypatch)
+    s3_stores.emptied()
+    found = run_client(store, tmp_path / "whole", None, asked_first=False)
+    recording = as_recording(found, tmp_path / "whole", str(tmp_path / "root"), "run/")
+    listed = [materialized(recording, one, tmp_path / "root") for one in states(recording)]
+    assert content_of(store) in listed
+    seen: list[dict[str, bytes]] = []
+    for at in range(len(found)):
+        for asked_first in (False, True):
+            s3_stores.emptied()
+            folder = tmp_path / f"{at}-{asked_first}"
+            run_client(store, folder, at, asked_first=asked_first)
+            seen.append(content_of(store))
+            assert seen[-1] in listed, (at, asked_first, sorted(seen[-1]))
     assert len({repr(sorted(one.items())) for one in seen}) >= 6
 
 
@@ -375,8 +376,8 @@ def materialized(recording: Recording, state: State, root: Path) -> dict[str, by
 # ---- saves of a manager --------------------------------------------------------------------------
 
 
-@moto_s3.needed
-@moto_s3.quiet
+@s3_stores.needed
+@s3_stores.quiet
 @pytest.mark.xdist_group("mirror-s3")
 def test_saves_with_a_mirror_in_a_store_are_recorded(
     new_subject: Callable[[str], Subject], tmp_path: Path

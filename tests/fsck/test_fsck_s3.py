@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import fsck_corpus
 import megatron_layouts
-import moto_s3
 import pytest
-from moto_s3 import BUCKET, client
+import s3_stores
+from s3_stores import BUCKET, client
 from test_cli_fsck import cli
 from typer.testing import CliRunner
 
@@ -22,26 +22,23 @@ from ckpt_conformance.fsck.source.findings import State
 from ckpt_conformance.fsck.source.places import place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.xdist_group("fsck-s3"), moto_s3.needed, moto_s3.quiet]
+pytestmark = [pytest.mark.xdist_group("fsck-s3"), s3_stores.needed, s3_stores.quiet]
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with moto_s3.served() as place:
-        yield place
+@pytest.fixture(scope="module", params=s3_stores.BOTH)
+def endpoint(request: pytest.FixtureRequest) -> str:
+    return s3_stores.endpoint(request.param)
 
 
 @pytest.fixture(autouse=True)
 def account(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    moto_s3.lead_to(endpoint, monkeypatch)
+    s3_stores.lead_to(endpoint, monkeypatch)
 
 
 def upload(root: Path, prefix: str) -> str:
-    s3 = client()
-    s3.create_bucket(Bucket=BUCKET)
+    s3 = s3_stores.with_bucket()
     for path in trees.files(root):
         name = f"{prefix}/{path.relative_to(root).as_posix()}"
         s3.put_object(Bucket=BUCKET, Key=name, Body=path.read_bytes())

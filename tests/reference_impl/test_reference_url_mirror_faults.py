@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import moto_s3
 import pytest
+import s3_stores
 import torch
-from moto_s3 import BUCKET
+from s3_stores import BUCKET
 from test_reference_job import listing, same
 from test_reference_retention import manager
 from test_reference_url_mirror import QUICKLY, Wrapped, brought_back, closing
@@ -33,16 +34,31 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.object_store.proxy import StoreProxy
 
-pytestmark = [moto_s3.quiet, moto_s3.needed, pytest.mark.xdist_group("mirror-s3")]
-PART = 1 << 16  # bytes; the model has three
+pytestmark = [s3_stores.quiet, s3_stores.needed, pytest.mark.xdist_group("mirror-s3")]
 URL = f"s3://{BUCKET}/run"
 MODEL, MANIFEST, POINTER = "run/model_*", "run/meta_*", "run/latest"
+# Bytes of a part, and rows of a square model that has three; SeaweedFS takes no smaller part.
+SIZES = {s3_stores.MOTO: (1 << 16, 200), s3_stores.SEAWEEDFS: (5 << 20, 1800)}
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[str]:
-    with moto_s3.served() as place:
-        yield place
+@dataclass
+class Sizes:
+    """Those that the store of a test takes."""
+
+    part: int = 0
+    rows: int = 0
+
+    def module(self) -> torch.nn.Linear:
+        return torch.nn.Linear(self.rows, self.rows)
+
+
+SIZE = Sizes()
+
+
+@pytest.fixture(scope="module", params=s3_stores.BOTH)
+def store(request: pytest.FixtureRequest) -> str:
+    SIZE.part, SIZE.rows = SIZES[request.param]
+    return s3_stores.endpoint(request.param)
 
 
 @pytest.fixture
@@ -50,19 +66,19 @@ def proxy(store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     """A proxy in front of an empty bucket whose smallest part is of our size."""
     from moto.s3 import models
 
-    monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", PART)
-    with moto_s3.proxied(store, tmp_path / "recorded") as one:
-        moto_s3.lead_to(one.endpoint, monkeypatch)
+    monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", SIZE.part)
+    with s3_stores.proxied(store, tmp_path / "recorded") as one:
+        s3_stores.lead_to(one.endpoint, monkeypatch)
         # moto keeps the sum that a client sends beside what it got, and does not compare them.
         monkeypatch.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required")
-        moto_s3.emptied()
+        s3_stores.emptied()
         yield one
 
 
 def job(step: int) -> dict[str, torch.nn.Module]:
-    """A model of 160 kB, another one at each step."""
+    """A model of three parts, another one at each step."""
     torch.manual_seed(step)
-    return {"model": torch.nn.Linear(200, 200)}
+    return {"model": SIZE.module()}
 
 
 def saved(
@@ -73,7 +89,7 @@ def saved(
     **given: Any,  # noqa: ANN401
 ) -> CheckpointManager:
     """Save a step by a new process's manager, with one to keep, and wait for the upload."""
-    mirror = kind(URL, part_bytes=PART, retries=QUICKLY, **given)
+    mirror = kind(URL, part_bytes=SIZE.part, retries=QUICKLY, **given)
     with closing(by(root, keep_last=1, mirror=mirror)) as one:
         one.save(step, **job(step))
     return one
@@ -85,7 +101,7 @@ def receipts(root: Path) -> set[int]:
 
 def served_alone(folder: Path) -> int:
     """Load from what a mirror has, and compare with what was saved; gives the step."""
-    module = torch.nn.Linear(200, 200)
+    module = SIZE.module()
     step = CheckpointManager(folder).load(model=module).step
     assert same(module.state_dict(), job(step)["model"].state_dict())
     return step
@@ -102,7 +118,7 @@ def require_promises(root: Path, there: Path) -> None:
     assert {1, 2} <= mirrored | set(manager(root).steps())
     assert served_alone(there) in (1, 2)
     for step in receipts(root):
-        module = torch.nn.Linear(200, 200)
+        module = SIZE.module()
         assert CheckpointManager(there).load(step=step, model=module).step == step
         assert same(module.state_dict(), job(step)["model"].state_dict())
 
@@ -179,7 +195,7 @@ def test_what_lasts_is_a_typed_error_and_no_receipt(
     saved(root, 4)
     assert receipts(root) == {4}
     assert manager(brought_back(URL, tmp_path / "later")).steps() == [1, 2, 3, 4]
-    left = moto_s3.client().list_multipart_uploads(Bucket=BUCKET).get("Uploads", ())
+    left = s3_stores.client().list_multipart_uploads(Bucket=BUCKET).get("Uploads", ())
     assert not left
 
 
@@ -227,7 +243,7 @@ def test_parts_that_a_failed_upload_left_are_aborted_by_the_next_one(
 ) -> None:
     """Of the same process, too: its own Abort was not heard."""
     root = tmp_path / "root"
-    mirror = UrlMirror(URL, part_bytes=PART, retries=QUICKLY, storage_options=ONCE)
+    mirror = UrlMirror(URL, part_bytes=SIZE.part, retries=QUICKLY, storage_options=ONCE)
     with closing(manager(root, mirror=mirror)) as one:
         one.save(1, **job(1))
         one.close()
@@ -237,7 +253,7 @@ def test_parts_that_a_failed_upload_left_are_aborted_by_the_next_one(
         one.close()
         proxy.require_fired()
         proxy.disarm()
-        client = moto_s3.client()
+        client = s3_stores.client()
         assert client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
         one.save(3, **job(3))
     assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", ())
@@ -299,7 +315,7 @@ def require_none_is_lost(
     there = brought_back(URL, tmp_path / "there")
     here = set(manager(root).steps())
     for step in {1, 2, 3} - here:
-        module = torch.nn.Linear(200, 200)
+        module = SIZE.module()
         assert CheckpointManager(there).load(step=step, model=module).step == step
         assert same(module.state_dict(), job(step)["model"].state_dict())
 
@@ -323,7 +339,7 @@ def test_a_broken_mirror_is_told_from_one_that_keeps_its_promise(
 ) -> None:
     fault, broken = BROKEN[what]
     require_none_is_lost(proxy, tmp_path / "sound", fault)
-    moto_s3.emptied()
+    s3_stores.emptied()
     with pytest.raises((AssertionError, CheckpointError)):
         require_none_is_lost(proxy, tmp_path / "broken", fault, **broken)
 
