@@ -342,6 +342,13 @@ def test_whatever_files_a_mirror_has_they_are_damaged(name: str, strangers: Serv
     assert others(verdicts(f"mirroring:{name}", strangers, *names)).keys() == MIRRORED[name]
 
 
+def test_a_mirror_of_two_files_a_step_is_judged(strangers: Server) -> None:
+    """Half an upload is one of them: no third file is waited for."""
+    found = verdicts("mirroring:uploading", strangers, "CKC-MIRR-006")["CKC-MIRR-006"]
+    assert {one.verdict for one in found} <= {Verdict.PASS, Verdict.NOT_APPLICABLE}
+    assert Verdict.PASS in {one.verdict for one in found}
+
+
 @pytest.mark.parametrize("name", UPLOADED)
 def test_what_cannot_be_saved_again_says_nothing_of_the_mirror(
     name: str, strangers: Server
