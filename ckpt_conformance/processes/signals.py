@@ -24,11 +24,14 @@ def deferred() -> Generator[None]:
         yield
         return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda one, _: came.append(one)) for number in STOPPING}
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    python = {number: one for number, one in before.items() if one is not None}  # None: C's own
     try:
+        for number in python:
+            signal.signal(number, lambda one, _: came.append(one))
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in python.items():
             signal.signal(number, handler)
         for one in came:
             signal.raise_signal(one)

@@ -191,6 +191,7 @@ class StoreProxy:
             self._opened.set()
             await self._closing.wait()
             await runner.cleanup()
+            await _end_others()
 
     async def _handle(self, request: web.BaseRequest, session: ClientSession) -> web.StreamResponse:
         """Answer one request; whatever happens to it, it is written down."""
@@ -388,6 +389,14 @@ class StoreProxy:
     def _write_lines(self, ended: Sequence[StoreRequest]) -> None:
         with (self.folder / requests.LINES).open("ab") as file:
             file.write(requests.written(ended))
+
+
+async def _end_others() -> None:
+    """End what else runs in this loop, such as a request of a client that has died."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for one in others:
+        one.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _read(request: web.BaseRequest) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.harness.messages import Close, ExitKind, Save
+from ckpt_conformance.harness.messages import Close, ExitKind, Save, SaveResult
 from ckpt_conformance.harness.probes import probe
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ def saved(subject: Subject, *steps: int) -> ProcessResult:
 def is_refused(subject: Subject, left: Sequence[int]) -> bool:
     """Return whether the first of the steps that were not saved has many digits, and is refused.
 
-    It is saved alone: what else may have failed a save does not fail that one.
+    It is saved alone: what else may have failed a save does not fail that one. A job that does not
+    come to the step, or a `close` that fails, is no refusal.
     """
     if not left or left[0] not in WIDER:
         return False
     subject.reset()
     alone = saved(subject, left[0])
-    return alone.error is not None and alone.exit_kind is ExitKind.ENDED
+    return alone.of(SaveResult).error is not None and alone.exit_kind is ExitKind.ENDED

@@ -366,8 +366,6 @@ def run_client(
 @s3_stores.needed
 @s3_stores.quiet
 @pytest.mark.xdist_group("mirror-s3")
-# The proxy may close with a request of the killed client's still in its hands.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", s3_stores.BOTH)
 def test_a_bucket_after_a_kill_is_one_that_the_model_lists(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

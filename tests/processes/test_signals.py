@@ -95,3 +95,11 @@ def test_a_signal_beside_the_making_of_a_folder_leaves_none(
     with Stop(), pytest.raises(Stopped), MAKERS[maker]():
         pytest.fail("the signal was lost")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_handler_that_is_not_python_s_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)  # as of a handler in C
+    with deferred():
+        monkeypatch.undo()
+        assert signal.getsignal(signal.SIGHUP) is before

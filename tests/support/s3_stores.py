@@ -33,6 +33,7 @@ __all__ = [
     "MISSING",
     "MOTO",
     "NEEDS",
+    "SEAWEEDFS",
     "client",
     "emptied",
     "endpoint",
@@ -68,7 +69,7 @@ quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def endpoint(kind: str = MOTO) -> str:
     """Run a server of a kind until the session ends; returns its endpoint."""
     if kind == SEAWEEDFS:
-        return seaweedfs.endpoint()
+        return seaweedfs.started()
     running = ExitStack()
     atexit.register(running.close)
     return running.enter_context(server.served())

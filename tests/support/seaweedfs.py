@@ -15,12 +15,11 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 EXTRA = "ckpt-conformance[seaweedfs]"
 PORTS = ("master", "volume", "filer", "s3")
@@ -34,15 +33,12 @@ def program() -> str | None:
     return str(own) if own.exists() else shutil.which("weed")
 
 
-@lru_cache(maxsize=1)
-def endpoint() -> str:
-    """Start the server, at the first call; returns its endpoint once it takes objects."""
-    weed, folder = program() or "weed", Path(tempfile.mkdtemp(prefix="seaweedfs-"))
-    ports = dict(zip(_named_ports(), _free_ports(2 * len(PORTS)), strict=True))
-    command = [weed, "server", f"-dir={folder}", f"-ip={HOST}", f"-ip.bind={HOST}", "-s3"]
-    command += [f"-{name}={port}" for name, port in ports.items()]
-    command += ["-volume.max=20", "-master.volumeSizeLimitMB=256", "-volume.preStopSeconds=0"]
-    command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.allowDeleteBucketNotEmpty=true"]
+def started() -> str:
+    """Start a server that ends with this process; returns its endpoint once it takes objects."""
+    folder = Path(tempfile.mkdtemp(prefix="seaweedfs-"))
+    names = [f"{name}.port{kind}" for name in PORTS for kind in ("", ".grpc")]
+    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    command = _command(folder, ports)
     with (folder / "log").open("wb") as log:
         keeper = "ckpt_conformance.processes.keeper"
         process = subprocess.Popen(
@@ -57,8 +53,14 @@ def endpoint() -> str:
     return f"http://{HOST}:{ports['s3.port']}"
 
 
-def _named_ports() -> list[str]:
-    return [f"{name}.port{kind}" for name in PORTS for kind in ("", ".grpc")]
+def _command(folder: Path, ports: Mapping[str, int]) -> list[str]:
+    return [
+        *(program() or "weed", "server", "-s3"),
+        *(f"-dir={folder}", f"-ip={HOST}", f"-ip.bind={HOST}"),
+        *(f"-{name}={port}" for name, port in ports.items()),
+        *("-volume.max=20", "-master.volumeSizeLimitMB=256", "-volume.preStopSeconds=0"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.allowDeleteBucketNotEmpty=true"),
+    ]
 
 
 def _free_ports(count: int) -> list[int]:
@@ -79,17 +81,17 @@ def _end(process: subprocess.Popen[bytes], ports: Collection[int]) -> None:
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """Wait until an object is taken: the port answers long before there is a volume."""
     end = time.monotonic() + START
-    while not (_says_yes(port, "PUT", "/first") and _says_yes(port, "PUT", "/first/object")):
+    while not (_takes(port, "/first") and _takes(port, "/first/object", b"x")):
         if process.poll() is not None or time.monotonic() > end:
             text = log.read_text(errors="replace") if log.exists() else ""
             raise RuntimeError(f"SeaweedFS did not start: {text[-2000:]}")
         time.sleep(0.1)
 
 
-def _says_yes(port: int, method: str, path: str) -> bool:
+def _takes(port: int, path: str, body: bytes = b"") -> bool:
     connection = http.client.HTTPConnection(HOST, port, timeout=START)
     try:
-        connection.request(method, path, body=b"x" if path.count("/") > 1 else b"")
+        connection.request("PUT", path, body)
         return connection.getresponse().status in {http.client.OK, http.client.CONFLICT}
     except OSError:
         return False
