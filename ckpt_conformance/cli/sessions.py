@@ -92,7 +92,16 @@ def work_of(
     """Read the options of a run's part; raises RequestError for what they cannot be."""
     place = where.place() if where else None
     part = part_of(shard, results)
-    return Work(part, results, Cache.open(cache) if cache else None, place)
+    return Work(part, results, _opened_cache(cache) if cache else None, place)
+
+
+def _opened_cache(folder: Path) -> Cache:
+    cache = Cache.open(folder)
+    if cache.is_read_only:
+        terminal.say(
+            f"--cache {folder} cannot be written: results are read, none is kept", error=True
+        )
+    return cache
 
 
 @dataclass
@@ -381,7 +390,7 @@ class _Run:
 
         if not self.notes_opened or self.server is None:
             return openings.Seen()
-        return openings.of_adapter(self.server, adapter)
+        return openings.of_adapter(self.server, adapter, self.options.adapters)
 
     def _keep(
         self, outcome: CheckOutcome, inputs: Inputs | None = None, seen: Seen | None = None

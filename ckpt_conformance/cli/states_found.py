@@ -52,6 +52,13 @@ OF_ADAPTER = (
 )
 OF_SCRIPT = tuple(f"{CRASH}.script.{name}" for name in ("explore", "kept", "rehearsal", "worker"))
 RECORDINGS = "recordings"  # a folder in that of a cache
+# How names of variables begin that shells, terminals, tests and CI services set anew each time.
+OF_A_SESSION = (
+    *("_", "PWD", "OLDPWD", "SHLVL", "TMPDIR", "TERM", "COLUMNS", "LINES", "SSH_", "TMUX", "STY"),
+    *("DISPLAY", "WAYLAND_", "XDG_", "DBUS_", "WINDOWID", "INVOCATION_ID", "JOURNAL_STREAM"),
+    *("CKC_", "PYTEST_", "GITHUB_", "RUNNER_", "ACTIONS_", "CI_", "BUILD_", "JENKINS_"),
+    *("BUILDKITE_", "CIRCLE_", "DRONE_", "TRAVIS_", "HOSTNAME", "SLURM_JOB"),
+)
 Machine = KeyParts
 
 
@@ -220,7 +227,7 @@ class Cached:
 
         None, too, where it depends on what cannot be held against what is there later.
         """
-        if seen.why_not:
+        if seen.why_not or self.cache.is_read_only:
             return None
         place = self.cache.folder / RECORDINGS
         name = secrets.token_hex(8)
@@ -267,8 +274,15 @@ def _code_of(script: Script) -> KeyParts:
         "files": {str(path): written.digest_of(path) for path in named},
         "beside": code_in(beside),
         "program": str(program),
+        "environment": _environment_of_runs(),
         "packages": _packages_of(Path(program)) if program else [],
     }
+
+
+def _environment_of_runs() -> dict[str, str]:
+    """Return what a command finds in its environment, but for what is new in each session."""
+    names = (name for name in os.environ if not name.startswith(OF_A_SESSION))
+    return {name: os.environ[name] for name in sorted(names)}
 
 
 def _packages_of(program: Path) -> list[str]:

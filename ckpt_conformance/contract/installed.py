@@ -1,56 +1,119 @@
-"""Where packages are installed, and Python itself: what lies there counts by its version."""
+"""What is installed, and Python itself: what lies there counts by its version.
+
+A distribution lists its files (RECORD, PEP 376). A file beside them that no list has is the user's
+own, wherever it lies: in the folder of a package, too.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import site
-import sys
 import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMPILED = "__pycache__"  # beside each source, and of it
+
+
+@functools.cache
+def sites() -> tuple[str, ...]:
+    """Return the folders that distributions are installed in, those within others first.
+
+    Each as `sys.path` has it, and without links in its path.
+    """
+    paths = sysconfig.get_paths()
+    found = {*site.getsitepackages(), site.getusersitepackages(), paths["purelib"]}
+    return tuple(sorted(_spelled({*found, paths["platlib"]}), key=len, reverse=True))
 
 
 @functools.cache
 def places() -> frozenset[Path]:
-    """Return the folders, without links in their paths."""
-    paths = sysconfig.get_paths()
-    found = {*site.getsitepackages(), site.getusersitepackages()}
-    found |= {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    if sys.prefix != sys.base_prefix:  # an environment is all its own
-        found.add(sys.prefix)
-    return frozenset(Path(place).resolve() for place in found)
+    """Return the folders of distributions and of Python, however they are spelled."""
+    return frozenset(Path(place) for place in (*sites(), *_of_python()))
 
 
 def has_version(path: str) -> bool:
-    """Return whether a file is part of Python, of a distribution or of an environment.
+    """Return whether a file is part of Python or listed by a distribution.
 
-    A file that somebody put beside the distributions in `site-packages` is not.
+    Of folders in `site-packages` all are: `loose` tells what else lies there.
     """
-    for place in _sites():
-        if path.startswith(f"{place}/"):
-            name = path.removeprefix(f"{place}/").partition("/")[0]
-            return name in _distributed(place)
-    return path.startswith(tuple(f"{place}/" for place in places()))
+    for place in sites():
+        if f"{path}/".startswith(f"{place}/"):
+            return _is_listed(path, place) or os.path.isdir(path)  # noqa: PTH112  a cheap one
+    return f"{path}/".startswith(_below_python())
 
 
-@functools.cache
-def _sites() -> tuple[str, ...]:
-    """Return the folders that distributions are installed in, those within others first."""
+def loose() -> tuple[str, ...]:
+    """Return the files in `site-packages` that no distribution lists, by their paths, in order.
+
+    A module or a setting that somebody put there, and lists of paths (`.pth`) among them.
+    """
+    real = {place for place in sites() if str(Path(place).resolve()) == place}
+    return tuple(sorted(path for place in real for path in _loose_in(place)))
+
+
+def _of_python() -> set[str]:
     paths = sysconfig.get_paths()
-    found = {*site.getsitepackages(), site.getusersitepackages(), paths["purelib"]}
-    found.add(paths["platlib"])
-    return tuple(sorted({str(Path(place).resolve()) for place in found}, key=len, reverse=True))
+    return _spelled({paths["stdlib"], paths["platstdlib"]})
+
+
+def _spelled(places: set[str]) -> set[str]:
+    return {str(path) for place in places for path in (Path(place), Path(place).resolve())}
 
 
 @functools.cache
-def _distributed(place: str) -> frozenset[str]:
-    """Return the names in a folder of distributions that are of one."""
-    names = {"__pycache__"}
+def _below_python() -> tuple[str, ...]:
+    return tuple(f"{place}/" for place in _of_python())
+
+
+def _loose_in(place: str) -> Iterator[str]:
+    for base, folders, names in os.walk(place):
+        folders[:] = [name for name in folders if _is_walked(f"{base}/{name}", place)]
+        paths = (f"{base}/{name}" for name in names)
+        yield from (path for path in paths if not _is_listed(path, place))
+
+
+def _is_walked(folder: str, place: str) -> bool:
+    is_whole = folder in _listed(place)  # of a distribution without a list
+    return not (is_whole or folder in sites() or folder.endswith(f"/{COMPILED}"))
+
+
+def _is_listed(path: str, place: str) -> bool:
+    listed = _listed(place)
+    if path in listed or f"/{COMPILED}/" in path:
+        return True
+    top = path.removeprefix(f"{place}/").partition("/")[0]
+    return f"{place}/{top}" in listed  # a name of a distribution without a list
+
+
+@functools.cache
+def _listed(place: str) -> frozenset[str]:
+    """Return the paths that distributions in a folder list; of one without a list its top names.
+
+    A path with `..` in it is of a script, which lies elsewhere.
+    """
+    found: set[str] = set()
     for one in importlib.metadata.distributions(path=[place]):
-        record = one.read_text("RECORD") or ""
-        names |= {line.partition("/")[0].partition(",")[0] for line in record.splitlines()}
-        if not record:  # installed by Debian, or as an egg: no list, but its modules
-            for top in (one.read_text("top_level.txt") or "").split():
-                names |= {top, f"{top}.py"}
-            names.add(getattr(one, "_path", Path(place)).name)
-    return frozenset(names)
+        record = one.read_text("RECORD")
+        names = _names_in(record) if record else _tops_of(one)
+        found |= {f"{place}/{name}" for name in names}
+    return frozenset(found)
+
+
+def _names_in(record: str) -> Iterator[str]:
+    """Give the names in a RECORD; one with a comma in it is quoted."""
+    for line in record.splitlines():
+        name = line.rsplit(",", 2)[0]
+        yield name[1:-1].replace('""', '"') if name.startswith('"') else name
+
+
+def _tops_of(one: importlib.metadata.Distribution) -> Iterator[str]:
+    """Give the top names of what Debian installed, or of an egg."""
+    for top in (one.read_text("top_level.txt") or "").split():
+        yield from (top, f"{top}.py")
+    yield getattr(one, "_path", Path("unknown")).name

@@ -199,7 +199,7 @@ class Server:
             self.marks = Marks(self.folder / "marks", table)
         if notes_opened:
             opened.prepare(self.folder)
-        self.notes_opened = notes_opened
+        self.adapters, self.notes_opened = adapters, notes_opened
         self.socket = str(self.folder / "s")
         self.log = (self.folder / "log").open("w+")
         self.process = self._start(adapters, reach)

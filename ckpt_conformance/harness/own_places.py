@@ -39,15 +39,17 @@ class OwnPlaces:
         """
         if f"{name}/".startswith(self.roots or ("\0",)):
             real = os.path.realpath(name)
-            return "" if f"{real}/".startswith(self._real_roots()) else self._outside(real)
-        return self._outside(name)
+            is_own = f"{real}/".startswith(self._real_roots()) or self._is_passed_over(real)
+            return "" if is_own else real
+        # What is above the target of a link is another folder than that the link is in.
+        place = os.path.realpath(name) if "/../" in f"{name}/" else name
+        return "" if self._is_passed_over(place) else name
 
-    def _outside(self, name: str) -> str:
+    def _is_passed_over(self, name: str) -> bool:
         is_ours = f"{name}/".startswith((*KERNEL, *self.of_the_suite))
         folder = self._temporary_of(name)
-        if is_ours or (folder and self._is_ours(folder)) or installed.has_version(f"{name}/"):
-            return ""
-        return name
+        is_own = folder is not None and self._is_ours(folder)
+        return is_ours or is_own or installed.has_version(name)
 
     def _real_roots(self) -> tuple[str, ...]:
         return (*self.roots, *(f"{os.path.realpath(root)}/" for root in self.roots))

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from ckpt_conformance.contract import DEFAULT_KIND, registry
 from ckpt_conformance.contract.registry import PACKAGE, AdapterError, Refusal
-from ckpt_conformance.harness import messages, opened
+from ckpt_conformance.harness import messages, watching
 from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.processes.lifecycle import Waited
 
@@ -187,7 +187,7 @@ def _child(names: Sequence[str], note: Path, output: Path, *, anew: bool) -> Non
     lifecycle.die_with_parent()
     lifecycle.redirect_output(output)
     if anew:
-        opened.hand_over()
+        watching.hand_over()
         command = lifecycle.interpreter("ckpt_conformance.harness.preload", str(note), *names)
         os.execv(command[0], command)  # noqa: S606  our own interpreter
     _leave_note(names, note)
@@ -226,7 +226,7 @@ def _is_foreign(module: str) -> bool:
 def main() -> None:
     """Try adapters in this new interpreter: run by `-m` with NOTE ADAPTER..."""
     importlib.import_module("ckpt_conformance.harness.child")  # as what runs their programs does
-    opened.take_over()
+    watching.take_over()
     _leave_note(sys.argv[2:], Path(sys.argv[1]))
 
 

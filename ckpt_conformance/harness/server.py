@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from ckpt_conformance.harness import messages, opened, reach
+from ckpt_conformance.harness import messages, reach, watching
 from ckpt_conformance.harness.messages import Ended, NotReady, Program, Ready
 from ckpt_conformance.harness.preload import Preloaded, import_named, preload, warm_up
 from ckpt_conformance.processes import hugepages, lifecycle, orphans, scratch, unix_sockets
@@ -135,7 +135,7 @@ class Server:
             lifecycle.redirect_output(program.output)
             self.listener.close()
             _set_variables(program.environment)
-            opened.begin(program.adapter, program.root)
+            watching.begin(program.adapter, program.root)
             if refusal := self.preloaded.refused.get(program.adapter):
                 sys.exit(str(refusal))
             anew = program.isolation == "exec" or program.adapter in self.preloaded.anew
@@ -192,7 +192,7 @@ def _become_an_interpreter(program: Program) -> NoReturn:
     source.write_bytes(messages.encode(program))
     command = lifecycle.interpreter("ckpt_conformance.harness.child", str(source))
     os.environ["PYTHONHASHSEED"] = str(program.hash_seed)
-    opened.hand_over()
+    watching.hand_over()
     os.execv(command[0], command)  # noqa: S606  our own interpreter
 
 
@@ -269,7 +269,7 @@ def _serve(arguments: argparse.Namespace, owner: int) -> None:
             reach.install(Path(file), package, statements=arguments.statements)
         warm_up()
         if arguments.opened:
-            opened.install(Path(arguments.socket).parent)
+            watching.install(Path(arguments.socket).parent)
         preloaded = preload(arguments.adapters, owner)
         server = Server(arguments.socket, preloaded)
     except Exception as error:  # noqa: BLE001  the client prints it

@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import sys
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ckpt_conformance.contract import registry, written
+from ckpt_conformance.contract import installed, registry, written
 from ckpt_conformance.contract.catalogue import load_catalogue
+from ckpt_conformance.work import startup
 from ckpt_conformance.work.cache import KeyParts, key_of
-from ckpt_conformance.work.own_code import our_packages
-from ckpt_conformance.work.sources import SourceTree, code_beside, code_outside
+from ckpt_conformance.work.own_code import is_code, our_packages
+from ckpt_conformance.work.sources import SourceTree, code_beside, code_outside, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,24 +50,19 @@ AROUND = (
 INJECTORS = "ckpt_conformance.fault_injectors"
 PROSE = {"statement", "why", "remedy", "incidents"}  # of an invariant: no verdict depends on it
 MACHINE = ("model name", "flags", "Features")  # of /proc/cpuinfo: they choose the arithmetic
+# How names of variables begin that C code of torch, of its libraries or of libc reads.
 ENVIRONMENT = (
-    "OMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "TORCH",
-    "CUDA",
-    "PYTHON",
-    "NCCL",
-    "GLOO",
-    "LC_",
-    "LANG",
-    "LD_",
-    "MALLOC_",
-    "GLIBC_",
-    "TZ",
+    *("PYTHON", "LC_", "LANG", "TZ", "LD_", "MALLOC_", "GLIBC_", "LOCPATH", "NLSPATH"),
+    *("TORCH", "PYTORCH_", "ATEN_", "C10_", "LTC_", "JIT_", "KINETO_", "FBGEMM_", "THP_"),
+    *("ENABLE_", "DISABLE_", "XNN", "QNNP", "NNPACK_", "CPUINFO_", "AOTI", "TRITON_"),
+    *("OMP_", "GOMP_", "KMP_", "LIBOMP", "TBB_", "MKL_", "MKLDNN_", "DNNL_", "ONEDNN_"),
+    *("OPENBLAS_", "GOTO_", "BLIS_", "BLAS_", "VECLIB_", "NUMEXPR_", "INTEL_", "ITT_", "ARM_"),
+    *("CUDA", "CUBLAS", "CUDNN_", "CUFFT_", "NVIDIA_", "NVTX_", "TF32_", "NCCL", "NPY_"),
+    *("HIP_", "HSA_", "ROCM_", "ROCR_", "AMD_", "MIOPEN_", "RCCL_", "XPU_", "SYCL_", "ZE_"),
+    *("GLOO", "UCX_", "UCC_", "TP_", "FI_", "OMPI_", "PMIX_", "I_MPI_", "MASTER_"),
 )
-# What a process may have, of which a manager is refused more.
-LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)
+LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
+OF_THE_PROCESS = ("Umask:", "SigIgn:", "SigBlk:", "Groups:", "CapEff:")  # of /proc/self/status
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,8 @@ class Inputs:
             "adapter": adapter,
             "device": self.options.device,
             "sources": self._digests[key],
-            "outside": "" if is_ours(adapter) else self._outside,
+            "outside": self._outside if self._company else "",
+            "company": self._company,
             "machine": self._machine,
         }
 
@@ -125,6 +123,10 @@ class Inputs:
             for folder in folders
             for one in folder.rglob(written.RECORD)
         )
+
+    @functools.cached_property
+    def _company(self) -> tuple[str, ...]:
+        return foreign(self.options.adapters)
 
     @functools.cached_property
     def _outside(self) -> str:
@@ -168,6 +170,15 @@ def is_ours(name: str) -> bool:
     return all(module.partition(".")[0] in our_packages() for module in adapter_modules(name))
 
 
+def foreign(adapters: Iterable[str]) -> tuple[str, ...]:
+    """Return the adapters that are not of this suite, in their order.
+
+    A server imports all adapters of a command, so what one changes (`sys.path`, the environment)
+    may decide what comes of another one.
+    """
+    return tuple(name for name in adapters if not is_ours(name))
+
+
 def adapter_version(name: str) -> str:
     """Name the version of an adapter that is not of this suite, or say that it has none.
 
@@ -187,8 +198,8 @@ def own_code(adapters: Iterable[str]) -> dict[str, str]:
 
     Raises registry.AdapterError for an unknown name.
     """
-    foreign = [name for name in adapters if not is_ours(name)]
-    return code_beside([module for name in foreign for module in adapter_modules(name)])
+    names = foreign(adapters)
+    return code_beside([module for name in names for module in adapter_modules(name)])
 
 
 @functools.cache
@@ -216,7 +227,8 @@ def machine(scratch: str) -> KeyParts:
         "cpus": len(os.sched_getaffinity(0)),
         "root": os.geteuid() == 0,
         "limits": [resource.getrlimit(kind) for kind in LIMITS],
-        "umask": _umask(),
+        "process": _of_the_process(),
+        "beside": _beside(),
         "filesystem": scratch,
         "environment": {
             name: value
@@ -226,10 +238,24 @@ def machine(scratch: str) -> KeyParts:
     }
 
 
-def _umask() -> str:
-    """Return the mask of new files without setting it, which would be that of all threads."""
+def _of_the_process() -> list[str]:
+    """Return what a child inherits: the mask of new files, signals that are ignored, its groups."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next((line for line in lines if line.startswith("Umask:")), "")
+    return [line for line in lines if line.startswith(OF_THE_PROCESS)]
+
+
+@functools.cache
+def _beside() -> str:
+    """Digest what lies beside installed code and has no version, and what is loaded before all.
+
+    Of a loose file of data the name counts, for folders are listed; its content is noted by who
+    reads it.
+    """
+    loose = {path: is_code(Path(path)) for path in installed.loose()}
+    preloaded = re.split("[ :]+", os.environ.get("LD_PRELOAD", ""))
+    first = (*startup.files(), *filter(None, preloaded))
+    digests = {path: digest_of(Path(path)) if runs else "" for path, runs in loose.items()}
+    return key_of({"loose": digests, "first": {path: digest_of(Path(path)) for path in first}})
 
 
 def _processor(path: Path = Path("/proc/cpuinfo")) -> list[str]:

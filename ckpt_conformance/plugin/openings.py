@@ -10,12 +10,13 @@ import msgspec
 
 from ckpt_conformance.harness import opened
 from ckpt_conformance.harness.client import FIXED_MACHINE, LARGE_PAGES
-from ckpt_conformance.plugin.depends import ENVIRONMENT, is_ours
+from ckpt_conformance.plugin.depends import ENVIRONMENT, foreign
 from ckpt_conformance.processes.scratch import SESSION
-from ckpt_conformance.work import openings, own_code
+from ckpt_conformance.work import openings, own_code, startup
 from ckpt_conformance.work.sources import with_added
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.opened import Note
@@ -24,6 +25,11 @@ MOST = 5_000  # names; who opens more than these is run again each time
 # Variables that the harness sets for every child: what the user has there reaches no manager. The
 # place of temporary files is another one for each run; its file system is in the key.
 OURS = {*FIXED_MACHINE, *LARGE_PAGES, SESSION, "TMPDIR"}
+TOO_MUCH = (
+    f"there are more than {own_code.MOST_FILES:,} files of code, or {own_code.MOST_NAMES:,} of any "
+    "kind, below the folders that it may import from; name smaller ones on the PYTHONPATH, or work "
+    "in one"
+)
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -33,34 +39,48 @@ class Seen(msgspec.Struct, frozen=True):
     why_not: str = ""
 
 
-def of_adapter(server: Path, adapter: str) -> Seen:
-    """Return what children of an adapter have opened, by a server in this folder, as it is now."""
-    if is_ours(adapter):  # all that it opens is of the suite, or installed
+def of_adapter(server: Path, adapter: str, company: Iterable[str] = ()) -> Seen:
+    """Return what children of an adapter have opened, by a server in this folder, as it is now.
+
+    `company` are the adapters that the server has imported, too.
+    """
+    if first := next(iter(startup.files()), ""):
+        return Seen(why_not=f"{first} runs before it can be noted what it opens")
+    if not foreign([adapter, *company]):  # all that it opens is of the suite, or installed
         return Seen()
+    if _known_code() is None:
+        return Seen(why_not=TOO_MUCH)
     found = opened.read(server, adapter)
     if not found.is_whole:
         return Seen(why_not="not all that it opens could be noted")
     if edited := next((one.name for one in found.notes if _is_edited(one, found.begun)), ""):
         return Seen(why_not=f"{edited} was edited while it ran")
-    notes = [note for note in found.notes if _counts(note)]
+    return _seen_in(_counting(found.notes))
+
+
+def _seen_in(notes: Sequence[Note]) -> Seen:
     if why_not := next((why for why in map(_why_not, notes) if why), ""):
         return Seen(why_not=why_not)
     if len(notes) > MOST:
         return Seen(why_not=f"it opens {len(notes):,} files")
-    names = ((note.kind, note.name) for note in notes)
+    names = [(note.kind, note.name) for note in notes if note.kind != "written"]
     return Seen({openings.key(*name): openings.digest(*name) for name in names})
 
 
 def _is_edited(note: Note, begun: int) -> bool:
     """Return whether code is not what it was when the key was made, which is before the server."""
-    if note.kind != "file" or not note.stamp or os.path.realpath(note.name) not in _known_code():
+    if (
+        note.kind != "file"
+        or not note.stamp
+        or os.path.realpath(note.name) not in (_known_code() or ())
+    ):
         return False
-    return note.stamp[-1] > begun or note.stamp != opened.stamp_of(note.name)
+    return note.stamp[-1] > begun or not opened.is_as_noted(note)
 
 
 def _why_not(note: Note) -> str:
     """Say why what a run has opened cannot be held against what is there later; empty if it can."""
-    if note.kind in opened.STAMPED and note.stamp != opened.stamp_of(note.name):
+    if not opened.is_as_noted(note):
         return f"{note.name} changed while it ran"
     return WHY_NOT[note.kind].format(note.name) if note.kind in WHY_NOT else ""
 
@@ -72,18 +92,28 @@ WHY_NOT = {
 }
 
 
+def _counting(notes: Sequence[Note]) -> list[Note]:
+    """Return the notes of what the key does not know of yet.
+
+    What was in a file that is added to counts only for who reads it.
+    """
+    counting = [note for note in notes if _counts(note)]
+    read = {note.name for note in counting if note.kind == "file"}
+    return [note for note in counting if note.kind != "written" or note.name in read]
+
+
 def _counts(note: Note) -> bool:
-    """Return whether the key does not know of it yet."""
     if note.kind == "variable":
-        return note.name not in OURS and not note.name.startswith(ENVIRONMENT)
-    return note.kind != "file" or os.path.realpath(note.name) not in _known_code()
+        is_known = note.name.startswith((*ENVIRONMENT, *openings.SET_BY_US))
+        return note.name not in OURS and not is_known
+    return note.kind != "file" or os.path.realpath(note.name) not in (_known_code() or ())
 
 
 @functools.cache
-def _known_code() -> frozenset[str]:
-    """Return the files that are in the digest of all code outside."""
+def _known_code() -> frozenset[str] | None:
+    """Return the files that are in the digest of all code outside; None if these are too many."""
     try:
         files = own_code.files_below(with_added(own_code.places_outside()))
         return frozenset(os.path.realpath(path) for _, path in files)
     except own_code.TooMuchError:
-        return frozenset()
+        return None

@@ -48,27 +48,28 @@ def key_of(inputs: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of results."""
+    """A folder of results; `is_read_only` where none can be added."""
 
     folder: Path
+    is_read_only: bool = False
 
     @classmethod
     def open(cls, folder: Path) -> Cache:
         """Make the folder, or take one that a cache was made in.
 
-        Raises RequestError for a folder that holds something else, or cannot be written.
+        A cache that cannot be written, as a CI job mounts one of another job, is read.
+        Raises RequestError for a folder that holds something else, or where none can be made.
         """
         try:
+            if (folder / MARKER).is_file():
+                return cls(folder, is_read_only=not _can_be_written(folder))
             folder.mkdir(parents=True, exist_ok=True)
-            if not (folder / MARKER).exists():
-                if any(folder.iterdir()):
-                    raise RequestError(
-                        f"--cache {folder}: the folder holds other files; name an "
-                        "empty one, or one that is not there yet"
-                    )
-                (folder / MARKER).write_text(f"{SCHEMA}: results of checks; may be removed\n")
-            with tempfile.TemporaryFile(dir=folder):
-                pass
+            if any(folder.iterdir()):
+                raise RequestError(
+                    f"--cache {folder}: the folder holds other files; name an "
+                    "empty one, or one that is not there yet"
+                )
+            (folder / MARKER).write_text(f"{SCHEMA}: results of checks; may be removed\n")
         except OSError as error:
             reason = f"--cache {folder} cannot be written: {error.strerror}"
             raise RequestError(f"{reason}; name another folder") from error
@@ -95,6 +96,8 @@ class Cache:
 
         A disk that is full loses the entry, and nothing else: the result itself is already known.
         """
+        if self.is_read_only:
+            return
         path = self._path(key_of(inputs))
         entry = Entry(
             *(SCHEMA, dict(inputs), _digest(content, opened or {}), msgspec.Raw(content)),
@@ -108,6 +111,14 @@ class Cache:
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
+
+
+def _can_be_written(folder: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _digest(content: bytes, opened: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ again. Who reads the same code and the same contents opens the same again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -18,17 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ABSENT = "absent"
-SET_BY_US = ("CKC_", "PYTEST_")  # how names of variables begin that are there while checks run
+# How names of variables begin that are there only while checks run.
+SET_BY_US = ("CKC_", "PYTEST_", "HYPOTHESIS_STORAGE_DIRECTORY")
+OF_PATHS = {"file", "folder", "modules", "exists", "link"}  # kinds
 Opened = dict[str, str]
 """Digests by kind and name: `file ./settings.json`, relative below the working directory."""
 
 
 def key(kind: str, name: str) -> str:
     """Write what was opened, as the same on another machine with its own working directory."""
-    here = f"{Path.cwd()}/"
-    is_path = kind in {"file", "folder", "modules"}
-    below = f"{name}/".startswith(here) if is_path else False
-    return f"{kind} ./{name.removeprefix(here)}" if below else f"{kind} {name}"
+    here = str(Path.cwd())
+    if kind in OF_PATHS and f"{name}/".startswith(f"{here}/"):
+        return f"{kind} .{name.removeprefix(here)}"
+    return f"{kind} {name}"
 
 
 def digest(kind: str, name: str) -> str:
@@ -62,6 +65,22 @@ def _of_file(name: str) -> str:
             with Path(name).open("rb") as file:
                 _read[name] = (stamp, hashlib.file_digest(file, _hash).hexdigest())
         return _read[name][1]
+    except (OSError, ValueError):
+        return ABSENT
+
+
+def _of_existence(name: str) -> str:
+    """Digest whether something is there, of which kind, and of which kind a link leads to."""
+    kinds: list[str] = []
+    with contextlib.suppress(OSError, ValueError):
+        kinds.append(f"{stat.S_IFMT(Path(name).lstat().st_mode):o}")
+        kinds.append(f"{stat.S_IFMT(Path(name).stat().st_mode):o}")
+    return " ".join(kinds) or ABSENT
+
+
+def _of_link(name: str) -> str:
+    try:
+        return _short(str(Path(name).readlink()))
     except (OSError, ValueError):
         return ABSENT
 
@@ -109,6 +128,8 @@ _DIGESTS: dict[str, Callable[[str], str]] = {
     "file": _of_file,
     "folder": _of_folder,
     "modules": _of_modules,
+    "exists": _of_existence,
+    "link": _of_link,
     "variable": _of_variable,
     "variables": _of_variables,
 }

@@ -56,6 +56,15 @@ def places_outside() -> list[Path]:
     )
 
 
+def is_code(path: Path) -> bool:
+    """Return whether a file may run: by its suffix, or without one by what it is."""
+    if CODE.fullmatch(path.name):
+        return True
+    if path.suffix in ARCHIVES:
+        return _holds_python(path)
+    return not path.suffix and _is_program(path)
+
+
 def files_below(places: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
     """Yield each file of code below folders, by its path relative to the folder, and its path.
 
@@ -67,7 +76,7 @@ def files_below(places: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
             names += 1
             if names > MOST_NAMES:
                 raise TooMuchError
-            if _is_code(path):
+            if is_code(path):
                 count += 1
                 if count > MOST_FILES:
                     raise TooMuchError
@@ -102,15 +111,6 @@ def _is_of_a_report(folder: Path) -> bool:
     return all((folder / file).exists() for file in OF_A_REPORT) or any(
         (folder / file).exists() for file in OF_EVIDENCE
     )
-
-
-def _is_code(path: Path) -> bool:
-    """Return whether a file may run: by its suffix, or without one by what it is."""
-    if CODE.fullmatch(path.name):
-        return True
-    if path.suffix in ARCHIVES:
-        return _holds_python(path)
-    return not path.suffix and _is_program(path)
 
 
 def _holds_python(path: Path) -> bool:

@@ -27,6 +27,8 @@ from ckpt_conformance.work.own_code import our_packages
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
+ROOT = Path("/")  # of which nobody imports all: the word is a separator
+
 
 @dataclass(frozen=True)
 class Source:
@@ -192,8 +194,9 @@ def _added_by(path: Path) -> frozenset[Path]:
     if b"sys.path" not in text and b"addsitedir" not in text:
         return frozenset()
     words = (Path(word) for word in _path_words(text))
+    places = (word.resolve() for word in words if word.exists())
     return frozenset(
-        word.resolve() for word in words if word.exists() and not own_code.is_installed(word)
+        place for place in places if place != ROOT and not own_code.is_installed(place)
     )
 
 

@@ -141,6 +141,70 @@ def test_a_result_of_a_run_that_starts_a_program_is_not_kept(project: Project) -
         assert "1 result not kept: theirs:make: it starts false, and what a program reads" in err
 
 
+def test_of_a_run_that_begins_with_code_of_the_users_nothing_is_kept(project: Project) -> None:
+    """Python imports it before anything can note what it opens."""
+    project.write("    return False\n")
+    assert project.run()[0] == 0
+    (project.here / "sitecustomize.py").write_text("open('settings.json')\n")
+    for _ in range(2):
+        status, err = project.run()
+        assert (status, "from the cache" in err) == (0, False)
+        assert "sitecustomize.py runs before it can be noted what it opens" in err
+
+
+OTHER = """
+import sys
+from theirs import HERE, make as theirs
+sys.path.append(str(HERE.parent / 'there'))
+
+def make():
+    return theirs()
+"""
+BY_THE_OTHER = """
+    try:
+        import there_only
+    except ImportError:
+        return True
+    return False
+"""
+
+
+def test_a_result_beside_another_adapter_is_none_of_an_adapter_alone(project: Project) -> None:
+    """The import of the other one may be what it lives by."""
+    project.write(BY_THE_OTHER)
+    (project.here / "other.py").write_text(OTHER)
+    together = ("certify", "other:make", *CERTIFY[1:], *CACHE)
+    for served in (False, True):
+        status, err = project.run(*together)
+        assert (status, "2 results from the cache" in err) == (0, served)
+    status, err = project.run()
+    assert (status, "from the cache" in err) == (1, False)
+
+
+COPY = "    names = dict(os.environ); return bool(names.get('THEIRS_BROKEN'))\n"
+
+
+def test_who_copies_all_variables_is_served(project: Project) -> None:
+    project.write(COPY)
+    for served in (False, True):
+        status, err = project.run()
+        assert (status, "1 result from the cache" in err) == (0, served)
+    project.environment["THEIRS_BROKEN"] = "1"
+    assert project.run()[0] == 1
+
+
+WALK = "    return 'broken.flag' in os.listdir('.')\n"
+
+
+def test_who_lists_the_working_directory_is_served(project: Project) -> None:
+    project.write(WALK)
+    for served in (False, True):
+        status, err = project.run()
+        assert (status, "1 result from the cache" in err) == (0, served)
+    (project.here / "broken.flag").touch()
+    assert project.run()[0] == 1
+
+
 @pytest.mark.slow
 def test_states_of_a_crash_are_recovered_again_where_settings_changed(project: Project) -> None:
     project.write(SETTINGS)

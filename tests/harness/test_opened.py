@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 PREPARE = """
 import sys
 from pathlib import Path
-from ckpt_conformance.harness import opened
+from ckpt_conformance.harness import opened, watching
 server = Path(sys.argv[1])
 opened.prepare(server)
-opened.install(server)
-opened.begin("theirs", str(server / "root"))
+watching.install(server)
+watching.begin("theirs", str(server / "root"))
 import ctypes, importlib, io, json, os, signal, socket, subprocess, threading
 there = Path(sys.argv[2])
 """
@@ -72,6 +72,70 @@ SEEN = {
         "file",
         "../ckc-x",
     ),
+    "moved over what was made": (
+        "m = there / 'm'; m.write_text('1'); (there / 'a.json').replace(m); open(m)",
+        "file",
+        "a.json",
+    ),
+    "a link in place of what was made": (
+        "m = there / 'm'; m.write_text('1'); m.unlink(); m.symlink_to(there / 'a.json'); open(m)",
+        "file",
+        "m",
+    ),
+    "another name in place of what was made": (
+        "m = there / 'm'; m.write_text('1'); m.unlink(); m.hardlink_to(there / 'a.json'); open(m)",
+        "file",
+        "a.json",
+    ),
+    "made if it is not there": ("open(there / 'new', 'x')", "exists", "new"),
+    "made or read": ("open(there / 'new', 'a+')", "file", "new"),
+    "added to": ("open(there / 'new', 'a')", "written", "new"),
+    "emptied if it is there": (
+        "os.open(there / 'a.json', os.O_RDWR | os.O_TRUNC)",
+        "exists",
+        "a.json",
+    ),
+    "cut": ("os.truncate(there / 'a.json', 1)", "written", "a.json"),
+    "removed": ("os.remove(there / 'a.json')", "exists", "a.json"),
+    "removed by a folder": (
+        "os.remove('a.json', dir_fd=os.open(there, os.O_RDONLY))",
+        "exists",
+        "a.json",
+    ),
+    "a folder that is made": ("(there / 'new').mkdir()", "exists", "new"),
+    "a folder that is made if it is not there": ("there.mkdir(exist_ok=True)", "exists", ""),
+    "asked for": ("(there / 'no.json').exists()", "exists", "no.json"),
+    "asked about": ("(there / 'a.json').stat()", "exists", "a.json"),
+    "asked about as a link": ("(there / 'a.json').is_symlink()", "exists", "a.json"),
+    "asked about by a folder": (
+        "os.stat('a.json', dir_fd=os.open(there, os.O_RDONLY))",
+        "exists",
+        "a.json",
+    ),
+    "asked whether it can be read": ("os.access(there / 'a.json', os.R_OK)", "exists", "a.json"),
+    "a link that is followed by its text": (
+        "(there / 'l').symlink_to('a.json'); os.readlink(there / 'l')",
+        "link",
+        "l",
+    ),
+    "a folder that is opened": ("os.open(there, os.O_RDONLY)", "exists", ""),
+    "a package that is not there": (
+        (
+            "sys.path.append(str(there)); importlib.util.find_spec('os')\n"
+            "try: import nowhere.at_all\nexcept ImportError: pass"
+        ),
+        "exists",
+        "nowhere",
+    ),
+    "a part of a package that is not there": (
+        (
+            "(there / 'pack').mkdir(); sys.path.append(str(there)); import pack\n"
+            "(there / 'pack').rmdir()\n"
+            "try: import pack.part\nexcept ImportError: pass"
+        ),
+        "exists",
+        "pack/part",
+    ),
     "in a thread": (
         "t = threading.Thread(target=open, args=(there / 'a.json',)); t.start(); t.join()",
         "file",
@@ -83,6 +147,23 @@ SEEN = {
         "file",
         "a.json",
     ),
+}
+
+
+ITS_OWN = {
+    "a file": "(there / 'x').write_text('1'); open(there / 'x')",
+    "a file that it moved": "(there / 'y').write_text('1'); (there / 'y').rename(there / 'x')\n"
+    "open(there / 'x')",
+    "a file that it moved out of its root": "y = server / 'root' / 'y'; y.parent.mkdir()\n"
+    "y.write_text('1'); y.rename(there / 'x'); open(there / 'x')",
+    "another name of its file": "(there / 'y').write_text('1'); os.link(there / 'y', there / 'x')\n"
+    "open(there / 'x')",
+    "a file in a folder of its own": "f = there / 'f'; f.mkdir(); (f / 'x').write_text('1')\n"
+    "os.listdir(f); open(f / 'x'); open(f / 'x', 'a+'); (f / 'x').unlink()",
+    "a folder that it moved": "f = there / 'f'; f.mkdir(); (f / 'x').write_text('1')\n"
+    "f.rename(there / 'x'); os.listdir(there / 'x'); open(there / 'x' / 'x')",
+    "what it emptied": "open(there / 'a.json', 'w'); open(there / 'a.json')",
+    "a temporary file": "import tempfile; tempfile.TemporaryFile(dir=there).write(b'1')",
 }
 
 
@@ -109,6 +190,21 @@ def test_what_is_opened_is_noted(what: str, tmp_path: Path) -> None:
     found = run(tmp_path, text)
     assert found.is_whole
     assert os.path.normpath(tmp_path / "there" / name) in names(found, kind)
+
+
+@pytest.mark.parametrize("what", ITS_OWN)
+def test_what_a_run_made_itself_is_not_read_from_anybody(what: str, tmp_path: Path) -> None:
+    found = run(tmp_path, ITS_OWN[what])
+    assert found.is_whole
+    read = {*names(found, "file"), *names(found, "folder"), *names(found, "written")}
+    assert not [name for name in read if "/there/" in name]
+
+
+def test_what_is_above_a_link_is_above_its_target(tmp_path: Path) -> None:
+    """`link/../a.json` is beside what the link leads to, and not beside the link."""
+    text = "(there / 'f').mkdir(); l = there.parent / 'l'; l.symlink_to(there / 'f')\n"
+    found = run(tmp_path, text + "open(f'{l}/../a.json')")
+    assert f"{tmp_path}/l/../a.json" in names(found, "file")
 
 
 def test_variables_programs_and_addresses_are_noted(tmp_path: Path) -> None:
@@ -155,10 +251,12 @@ def test_a_socket_of_another_program_is_an_address(tmp_path: Path) -> None:
 def test_compiled_code_that_is_not_of_its_source_is_told(tmp_path: Path) -> None:
     """An edit that keeps size and time, as rsync and archives may: Python runs what was before."""
     text = (
-        "import py_compile; source = there / 'in_there.py'; before = source.stat()\n"
-        "py_compile.compile(str(source))\n"
-        "source.write_text('X = 2\\n')\n"
-        "os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))\n"
+        "other = ['import sys, os, py_compile; from pathlib import Path',\n"
+        "  'source = Path(sys.argv[1]); before = source.stat(); py_compile.compile(str(source))',\n"
+        "  'source.write_text(\"X = 2\")',\n"
+        "  'os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))']\n"
+        "source = there / 'in_there.py'; source.write_text('X = 1')\n"
+        "subprocess.run([sys.executable, '-c', '; '.join(other), source], check=True)\n"
         "sys.path.append(str(there)); import in_there; assert in_there.X == 1\n"
     )
     stale = names(run(tmp_path, text), "stale")

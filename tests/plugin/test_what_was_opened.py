@@ -31,7 +31,7 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., openi
     opened.prepare(server)
 
     def write(kind: str, name: str) -> openings.Seen:
-        stamp = opened.stamp_of(name) if kind in opened.STAMPED else ()
+        stamp = opened.STAMPED[kind](name) if kind in opened.STAMPED else ()
         with (server / opened.FOLDER / opened.EVERYBODY).open("ab") as file:
             file.write(msgspec.json.encode(Note(kind, name, stamp)) + b"\n")
         return openings.of_adapter(server, THEIRS)
@@ -77,3 +77,46 @@ def test_code_that_is_edited_after_the_key_was_made_is_told(
 
 def test_of_a_manager_of_the_suite_nothing_counts(tmp_path: Path) -> None:
     assert openings.of_adapter(tmp_path, "reference") == openings.Seen()
+
+
+def test_of_a_manager_of_the_suite_beside_one_of_others_all_counts(
+    note: Callable[..., openings.Seen],
+) -> None:
+    """The import of one adapter may change what comes of another one of the command."""
+    path = Path.cwd() / "settings.json"
+    note("file", str(path))
+    seen = openings.of_adapter(path.parents[1] / "server", "reference", [THEIRS, "reference"])
+    assert list(seen.opened) == ["file ./settings.json"]
+
+
+def test_what_was_in_a_file_that_is_added_to_counts_for_who_reads_it(
+    note: Callable[..., openings.Seen],
+) -> None:
+    path = Path.cwd() / "log.txt"
+    assert note("written", str(path)) == openings.Seen()
+    path.write_text("a line")
+    assert note("exists", "/") == openings.Seen(
+        {"exists /": openings.openings.digest("exists", "/")}
+    )
+    assert note("file", str(path)).why_not == f"{path} changed while it ran"
+
+
+def test_variables_that_sessions_set_do_not_count(note: Callable[..., openings.Seen]) -> None:
+    """Who copies `os.environ` looks each of them up, and pytest has another value each time."""
+    for name in ("PYTEST_CURRENT_TEST", "CKC_OPENED"):
+        assert note("variable", name) == openings.Seen()
+
+
+def test_what_runs_before_it_can_be_noted_is_told(
+    note: Callable[..., openings.Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openings.startup, "files", lambda: ("/their/sitecustomize.py",))
+    assert "/their/sitecustomize.py runs before" in note("variable", "HOME").why_not
+    assert openings.of_adapter(Path("nowhere"), "reference").why_not
+
+
+def test_too_much_code_is_told(
+    note: Callable[..., openings.Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openings.own_code, "MOST_FILES", 0)
+    assert "files of code" in note("variable", "HOME").why_not

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -71,6 +73,22 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="holds other files; name an empty one"):
         Cache.open(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_cache_that_cannot_be_written_is_read(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.put(INPUTS, b"{}")
+
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    again = Cache.open(cache.folder)
+    assert again.is_read_only
+    assert again.get(key_of(INPUTS)) == b"{}"
+    again.put({**INPUTS, "seed": 1}, b"{}")
+    assert len(entries(cache)) == 1
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def opened(here: Path) -> openings.Opened:
         ("file", str(here / "settings.json")),
         ("file", str(here / "absent.json")),
         ("modules", str(here / "plugins")),
+        ("exists", str(here / "extras")),
         ("variable", "THEIRS"),
         ("variable", "NOT_SET"),
         ("variables", ""),
@@ -50,6 +51,7 @@ CHANGES = {
     "a new file": lambda here: (here / "absent.json").write_text("{}"),
     "a new module": lambda here: (here / "plugins" / "two.py").touch(),
     "a new package": lambda here: package(here / "plugins" / "two"),
+    "a folder where there was none": lambda here: (here / "extras").mkdir(),
     "a variable": lambda _: os.environ.update(THEIRS="2"),
     "no variable": lambda _: os.environ.pop("THEIRS"),
     "a new variable": lambda _: os.environ.update(NOT_SET=""),
@@ -121,3 +123,8 @@ def test_an_entry_holds_in_another_working_directory(
 
 def test_an_unknown_kind_is_never_the_same() -> None:
     assert not openings.is_as_it_was({"weather fair": "1"})
+
+
+def test_the_working_directory_itself_is_written_so(project: Path) -> None:
+    assert openings.key("folder", str(project)) == "folder ."
+    assert openings.digest("folder", ".") == openings.digest("folder", str(project))

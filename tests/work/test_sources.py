@@ -199,6 +199,14 @@ def hidden_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_the_text_of_a_separator_is_no_folder_of_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adapter.py").write_text("import sys\nsys.path.append('/'.join(['a', 'b']))\n")
+    monkeypatch.chdir(tmp_path)
+    assert sources.with_added([tmp_path]) == [tmp_path]
+
+
 HIDDEN = (
     "linked/code.py",
     "there/named_elsewhere.py",

@@ -106,7 +106,9 @@ def _put(feed: Feed, server: Server, outcome: CheckOutcome) -> None:
 
 
 def _seen(server: Server, adapter: str) -> Seen:
-    return openings.of_adapter(server.folder, adapter) if server.notes_opened else Seen()
+    if not server.notes_opened:
+        return Seen()
+    return openings.of_adapter(server.folder, adapter, server.adapters)
 
 
 def seen_in(content: bytes) -> Seen:
