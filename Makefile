@@ -142,9 +142,12 @@ $(BYTECODE)/.stamp: $(VENV)/.stamp-dev
 PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(BYTECODE) \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: validate-models test test-all soak nightly mutants fuzz-fsck bench
-test: $(BYTECODE)/.stamp ## the project's own tests (11 to 16 minutes on 2 cores)
+.PHONY: validate-models test long-tests test-all soak nightly mutants fuzz-fsck bench
+test: $(BYTECODE)/.stamp ## the project's own tests (about 10 minutes on 2 cores)
 	@$(PYTEST) -m 'not slow' $(ARGS)
+
+long-tests: $(BYTECODE)/.stamp ## record which tests take long, which `make test` leaves out (tests/support/long_tests.py)
+	@CKC_RECORD_LONG_TESTS=1 $(PYTEST) $(ARGS)
 
 test-all: $(VENV)/.stamp-all $(BYTECODE)/.stamp ## every test, the whole kill matrix, lint, types, wheel, python -O, two releases of torch
 	$(BIN)/tox run -e lint,types,build,optimized

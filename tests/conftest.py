@@ -16,6 +16,7 @@ import pytest
 # What tests of several rooms share; here and not in an ini file, for a session without one, too.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+import long_tests
 import warm_servers
 from browser import CHROMIUM, Browser
 
@@ -32,7 +33,7 @@ RARELY = 100  # collections of the middle generation for one of all
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let signals reach what tests start: a shell's background job ignores Ctrl-C, nohup a HUP.
 
     And let the servers that tests start be forks of one that is warm.
@@ -41,6 +42,13 @@ def pytest_configure() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual or signal.SIG_DFL)
     warm_servers.use()
+    long_tests.record(config)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out of `make test` what takes long."""
+    long_tests.mark(items)
 
 
 def pytest_collection_finish() -> None:

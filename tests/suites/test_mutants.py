@@ -1,10 +1,11 @@
 """Each mutant violates all its ids in its own family, and checks spare the others.
 
 The whole matrix (every mutant, every check) runs in `make test-all`: `ckpt-conformance mutants`.
-Here each mutant meets one check that must kill it, each check one mutant that it must kill, and
-`SPARED` of its family that it must not: a check that shoots at everything is seen at once, one that
-is wrong about a single mutant in the matrix alone. Mutants of ranks are in no other run: a world
-costs as much as ten children.
+Of the slow tests here each mutant meets one check that must kill it, each check one mutant that it
+must kill, and `SPARED` of its family that it must not: a check that shoots at everything is seen at
+once, one that is wrong about a single mutant in the matrix alone. `make test` has one pair for each
+suite: that its checks can fail at all. Mutants of ranks are in no other run: a world costs as much
+as ten children.
 """
 
 from __future__ import annotations
@@ -53,6 +54,20 @@ def killers() -> dict[str, set[Pair]]:
     return dict(sorted(found.items()))
 
 
+def of_suites(pairs: set[Pair]) -> set[Pair]:
+    """Choose a pair for each suite that a family's checks are in: always the same one."""
+    suites = {check.invariant: check.module for check in checks()}
+    chosen = {suites[invariant]: (name, invariant) for name, invariant in sorted(pairs)}
+    return set(chosen.values())
+
+
+@pytest.mark.parametrize("family", killers())
+def test_a_check_of_each_suite_kills(family: str, server: Server) -> None:
+    wanted = of_suites(killers()[family])
+    assert violated_of(wanted, server) == wanted
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", killers())
 def test_the_mutants_of_a_family_violate_their_ids_alone(family: str, server: Server) -> None:
     wanted = killers()[family]
