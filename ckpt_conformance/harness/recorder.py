@@ -23,7 +23,7 @@ from ckpt_conformance.harness.opened import LOST, STAMPED, kinds_of, stamp_of
 from ckpt_conformance.harness.own_places import OwnPlaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from _typeshed import StrOrBytesPath
 
@@ -86,6 +86,17 @@ class Recorder:
     def asks(self, path: object, folder: int | None, kind: str) -> None:
         """Take a question about a path that opens nothing; `folder`: what it is relative to."""
         self._guarded(self._asks, (path, -1 if folder is None else folder, kind))
+
+    def looks_for(self, name: str, places: Iterable[object]) -> None:
+        """Take that a module is looked for; a folder without code would be one, too (PEP 420)."""
+        self._guarded(self._looks_for, (name, places))
+
+    def _looks_for(self, name: str, places: Iterable[object]) -> None:
+        for place in places:
+            if isinstance(place, str):
+                folder = _absolute(place or ".")
+                if not installed.has_version(folder):
+                    self._note_file(f"{folder}/{name}", "exists")
 
     def _guarded(self, handler: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if getattr(self.busy, "now", False):  # its own open
@@ -171,21 +182,9 @@ class Recorder:
         if not self.made.holds_entry(name):
             self._note_file(name, "exists")
 
-    def _imports(self, module: object, file: object, *_: object) -> None:
+    def _imports(self, _module: str, file: object, *_: object) -> None:
         if isinstance(file, str):
             self._note_file(_absolute(file))
-        elif isinstance(module, str):
-            self._looks_for(module)
-
-    def _looks_for(self, module: str) -> None:
-        """Note where a folder without code would be a package of this name (PEP 420)."""
-        package, _, name = module.rpartition(".")
-        if module in sys.stdlib_module_names:
-            return
-        for place in _places_of(package):
-            folder = _absolute(place or ".")
-            if not installed.has_version(folder):
-                self._note_file(f"{folder}/{name}", "exists")
 
     def _lists(self, path: object) -> None:
         # Whose call it is stands behind _guarded and hook.
@@ -268,13 +267,6 @@ def _absolute(path: StrOrBytesPath, folder: int = -1) -> str:
 
 def _folder(descriptor: int) -> str:
     return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
-
-
-def _places_of(package: str) -> tuple[str, ...]:
-    """Return where modules of a package are looked for; "": those of none."""
-    found = vars(sys.modules[package]).get("__path__", ()) if package in sys.modules else ()
-    places = getattr(found, "_path", found) if package else sys.path
-    return tuple(place for place in places if isinstance(place, str))
 
 
 def _libraries(name: str) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 An audit hook of Python tells of most (`recorder`). Of some no event tells, so these functions are
 wrapped: variables that are looked up, questions about a path (`os.stat`, and so `Path.exists`), and
-interpreters that multiprocessing starts.
+interpreters that multiprocessing starts. A finder that finds nothing sees which modules are looked
+for.
 
 What is not seen: files that C code opens by itself, beyond libraries; files that are opened
 relative to a descriptor; and whatever a program does that was started, so it is named.
@@ -20,7 +21,7 @@ from ckpt_conformance.harness.opened import EVERYBODY, FOLDER, logs
 from ckpt_conformance.harness.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 VARIABLE = "CKC_OPENED"  # for a child that becomes a new interpreter: its notes
 QUESTIONS = {"stat": "exists", "lstat": "exists", "access": "exists", "readlink": "link"}
@@ -77,6 +78,7 @@ def _install(recorder: Recorder) -> None:
     kind.__getitem__ = noted
     _watch_names(recorder, kind)
     _watch_questions(recorder)
+    sys.meta_path.insert(0, Looking(recorder))
     _watch_interpreters(recorder)
 
 
@@ -90,6 +92,23 @@ def _watch_names(recorder: Recorder, kind: Any) -> None:  # noqa: ANN401  os._En
             return ask(self)
 
         setattr(kind, name, functools.wraps(ask)(noted))
+
+
+class Looking:
+    """Sees which modules are looked for, first of all finders, and finds none.
+
+    An event tells of import statements alone, and not of the packages that a module lies in.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Tell a recorder."""
+        self.recorder = recorder
+
+    def find_spec(self, name: str, path: Iterable[str] | None = None, _: object = None) -> None:
+        """Take that a module is looked for in the folders of its package, or in all."""
+        if name not in sys.stdlib_module_names:
+            places = sys.path if path is None else getattr(path, "_path", path)
+            self.recorder.looks_for(name.rpartition(".")[2], list(places))
 
 
 def _watch_questions(recorder: Recorder) -> None:

@@ -127,6 +127,27 @@ SEEN = {
         "exists",
         "nowhere",
     ),
+    "a package that is asked for": (
+        "sys.path.append(str(there)); importlib.util.find_spec('nowhere')",
+        "exists",
+        "nowhere",
+    ),
+    "a package that is named by a string": (
+        (
+            "sys.path.append(str(there))\ntry: importlib.import_module('nowhere.at_all')\n"
+            "except ImportError: pass"
+        ),
+        "exists",
+        "nowhere",
+    ),
+    "a part of a package that is imported for it": (
+        (
+            "(there / 'pack').mkdir(); (there / 'pack' / '__init__.py').touch()\n"
+            "sys.path.append(str(there))\ntry: import pack.part\nexcept ImportError: pass"
+        ),
+        "exists",
+        "pack/part",
+    ),
     "a part of a package that is not there": (
         (
             "(there / 'pack').mkdir(); sys.path.append(str(there)); import pack\n"
