@@ -103,8 +103,14 @@ def use() -> None:
 def _is_alike(environment: Mapping[str, str]) -> bool:
     """Return whether an interpreter with this environment would import the same in the same way."""
     return _early(environment) == _early(_environment()) and not any(
-        Path(folder, "sitecustomize.py").exists() for folder in _folders(environment)
+        _runs_at_import(Path(folder)) for folder in _folders(environment)
     )
+
+
+def _runs_at_import(folder: Path) -> bool:
+    """Return whether Python or torch runs what is in a folder by itself (`torch.backends`)."""
+    is_distribution = folder.is_dir() and any(folder.glob("*.dist-info"))
+    return is_distribution or (folder / "sitecustomize.py").exists()
 
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:
