@@ -10,10 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import kept_trees, trees
-from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.contract.verdicts import (
+    NotApplicable,
+    Outcome,
+    Unknown,
+    Violation,
+    control_failed,
+)
 from ckpt_conformance.fault_injectors import at_rest
 from ckpt_conformance.harness.messages import (
     Close,
+    CloseResult,
     CopyOut,
     ExitKind,
     Fresh,
@@ -30,18 +37,16 @@ from ckpt_conformance.harness.messages import (
     Steps,
     StepsResult,
     Train,
-    whole,
 )
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, Slot
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
-from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_explicit_step as explicit
-from ckpt_conformance.suites.controls import test_smoke as smoke
+from ckpt_conformance.suites.mirrors import as_original, compare, mirror_of, trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
@@ -54,6 +59,7 @@ SLOW_CLOSE = "ckpt_conformance.fault_injectors.slow_uploads:close"
 CUT_AND_CLOSE = "ckpt_conformance.fault_injectors.cut_uploads:close"
 UPLOADED = (2, 4, 6)  # steps whose uploads are under way when the manager is closed
 AWAIT, OPEN = Gate(state="await"), Gate(state="open")
+TELLING = Close(go_on=True)  # after an upload that failed: it may raise what it has to tell
 
 
 def save(*steps: int, resume: bool = False) -> Run:
@@ -61,19 +67,20 @@ def save(*steps: int, resume: bool = False) -> Run:
     return Run(until=steps[-1], save_at=steps, resume=resume)
 
 
-def mirror_of(subject: Subject) -> Path:
-    """Name the mirror's directory."""
-    return subject.scratch / "mirror"
-
-
 def mirrored(subject: Subject, *ops: AnyOp) -> ProcessResult:
     """Run operations with a mirror, two steps to keep and a deadline."""
     options = Options(keep_last=2, mirror=str(mirror_of(subject)))
     result = subject.execute(*ops, options=options, deadline=DEADLINE)
-    if result.exit_kind is ExitKind.HANG:
+    if result.exit_kind is ExitKind.HANG and not is_closing(result):
         subject.forget(WAITS)
         subject.once(WAITS, lambda: True)
     return result
+
+
+def is_closing(result: ProcessResult) -> bool:
+    """Return whether a child that hangs does so in `close()`: each save that began has ended."""
+    ended = [*result.steps_of("acknowledged"), *result.steps_of("failed")]
+    return len(result.steps_of("begun")) == len(ended)
 
 
 def prompt(subject: Subject, *ops: AnyOp) -> ProcessResult:
@@ -82,18 +89,10 @@ def prompt(subject: Subject, *ops: AnyOp) -> ProcessResult:
         result = mirrored(subject, *ops)
         if result.exit_kind is not ExitKind.HANG:
             return result
+        if is_closing(result):
+            about = test_close_waits_for_as_long_as_uploads_go_on
+            raise controls.blame(subject, "close() does not return", about)
     raise controls.blame(subject, WAITS.what, test_a_save_does_not_wait_for_its_upload)
-
-
-def trouble(subject: Subject, result: ProcessResult, *more: controls.Check) -> Unknown:
-    """Make the Unknown of a check whose run with a mirror does not end well."""
-    return smoke.trouble(
-        subject,
-        result,
-        smoke.test_each_declared_capability_works,
-        discovery.test_steps_names_what_loads,
-        *more,
-    )
 
 
 def undisturbed(subject: Subject, *ops: AnyOp) -> ProcessResult:
@@ -134,7 +133,7 @@ def test_a_save_does_not_wait_for_its_upload(subject: Subject) -> None:
     How: shut the gate, save four steps with two to keep, under a deadline.
     """
     result = mirrored(subject, Gate(state="shut"), save(2, 4, 6, 8), AWAIT)
-    if result.exit_kind is ExitKind.HANG:
+    if result.exit_kind is ExitKind.HANG and not is_closing(result):
         evidence = {"acknowledged": result.steps_of("acknowledged"), "deadline": DEADLINE}
         raise Violation("a save waits for an upload", evidence=evidence)
     if not result.went_well:
@@ -203,7 +202,7 @@ def _fail_the_first_alone(subject: Subject) -> AfterAFailure:
     trees.clear(subject.root)
     trees.clear(mirror_of(subject))
     first = (Gate(state="fail"), save(2), AWAIT, OPEN)
-    result = prompt(subject, *first, save(4, 6), Close(), OPEN, save(8), Close(), Steps())
+    result = prompt(subject, *first, save(4, 6), TELLING, OPEN, save(8), TELLING, Steps())
     left = steps_left(subject, result)
     kept = subject.folder / "mirror-after-a-failure"
     trees.copy(mirror_of(subject), kept)
@@ -241,9 +240,22 @@ def _require_somewhere(subject: Subject, step: int, left: list[int], message: st
     evidence = subject.evidence(result, steps=left)
     if arrived is not None and arrived != step:
         controls.require(explicit.test_an_explicit_step_is_served_whole, subject)
+    if arrived == step:
+        _require_that_uploads_change_nothing(subject, step, wanted)
     trees.clear(mirror_of(subject))
     controls.require(test_the_mirror_loads_like_the_original, subject)  # where no upload fails
     raise Violation(message, evidence=evidence)
+
+
+def _require_that_uploads_change_nothing(subject: Subject, step: int, wanted: Leaves) -> None:
+    """Raise Unknown where a step is saved as another one beside uploads that go well."""
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    undisturbed(subject, save(2), Close(), save(4), Close())
+    arrived, state = oracle.arrival(subject.resume(step))
+    if arrived != step or not oracle.same(state, wanted, subject.holds):
+        reason = f"step {step} is another one where uploads go on beside its job"
+        raise control_failed(reason, "CKC-SIDE-001")
 
 
 @check("CKC-MIRR-003")
@@ -263,9 +275,9 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     trees.clear(subject.root)
     result = undisturbed(subject, save(2), Close(), OPEN, save(4), Close(), OPEN)
     try:
-        _compare(subject, legal)
+        compare(subject, legal)
     except Violation:  # of two runs, where the golden one is of one: they may differ in themselves
-        _compare(subject, _as_original(subject))
+        compare(subject, as_original(subject))
     if subject.info.shape == "manager":
         _save_again_after_a_restart(subject)
         _save_without_a_gate(subject)
@@ -306,7 +318,7 @@ def _compare_saved_again(subject: Subject, saved: ProcessResult, saves: list[int
             return
         raise trouble(subject, saved, bit_exact.test_what_was_loaded_can_be_saved_again)
     require_upload(saved)
-    _compare(subject, _as_original(subject))
+    compare(subject, as_original(subject))
     if not saved.went_well:
         raise trouble(subject, saved)
 
@@ -319,7 +331,7 @@ def _save_without_a_gate(subject: Subject) -> None:
     result = subject.execute(save(2, 4), Close(), options=options, deadline=DEADLINE)
     if not result.went_well:
         raise trouble(subject, result)
-    _compare(subject, _as_original(subject), "a mirror without a gate is not like the original")
+    compare(subject, as_original(subject), "a mirror without a gate is not like the original")
 
 
 def _save_beside_the_copy_of_an_earlier_run(subject: Subject) -> None:
@@ -347,7 +359,7 @@ def _save_beside_the_copy_of_an_earlier_run(subject: Subject) -> None:
     if 4 in steps:  # noqa: PLR2004  the step that both runs have saved
         return
     trees.materialize(saved, subject.root)
-    wanted = _as_original(subject)[4]
+    wanted = as_original(subject)[4]
     trees.clear(subject.root)
     served = subject.resume(4, root=mirror_of(subject))
     arrived, state = oracle.arrival(served)
@@ -357,34 +369,15 @@ def _save_beside_the_copy_of_an_earlier_run(subject: Subject) -> None:
         raise Violation(message, evidence=evidence)
 
 
-def _as_original(subject: Subject) -> dict[int, Leaves]:
-    """Return what the original loads: step 4, as it was saved last."""
-    control = subject.resume()
-    if oracle.step_of(control) != 4:  # noqa: PLR2004  the step that was saved last
-        about = discovery.test_the_last_save_of_a_step_is_served
-        raise controls.blame(subject, subject.tell(control), about)
-    return {4: whole(control.of(RunResult).states[4])}
-
-
-def _compare(
-    subject: Subject,
-    legal: Mapping[int, Leaves],
-    message: str = "the mirror does not load like the original",
-) -> None:
-    """Load from the mirror while the original is out of the way."""
-    away = subject.root.rename(subject.root.with_name("away"))
-    result = subject.resume(root=mirror_of(subject))
-    away.rename(subject.root)
-    subject.judge(result, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
-
-
 @check("CKC-MIRR-005")
 def test_a_restart_does_not_finish_an_upload(subject: Subject) -> None:
     """After a restart, a step whose upload was never finished still counts as not mirrored.
 
     Why: the table of pending uploads lived in memory; a new process found it empty and deleted
     (MX7).
-    How: save three steps while uploads hang, end the process; resume, save two more, ask.
+    How: save three steps while uploads hang, end the process; resume, save two more, ask. Once more
+    with a network that is back: save two more, close, save another one; what is not here then is in
+    the mirror.
     """
     shut = Gate(state="shut")
     first = prompt(subject, shut, save(2), AWAIT, save(4, 6), Steps())
@@ -394,7 +387,24 @@ def test_a_restart_does_not_finish_an_upload(subject: Subject) -> None:
         raise controls.blame(subject, reason, about)
     result = prompt(subject, shut, save(8, 10, resume=True), AWAIT, Steps())
     left = steps_left(subject, result)
-    expect(left, {2, 4, 6}, "a restart lets rotation delete what was never uploaded")
+    message = "a restart lets rotation delete what was never uploaded"
+    expect(left, {2, 4, 6}, message)
+    if "explicit_step" in subject.info.capabilities:
+        _require_uploaded_after_a_restart(subject, message)
+
+
+def _require_uploaded_after_a_restart(subject: Subject, message: str) -> None:
+    """Raise Violation if a step is nowhere that a dead process has not uploaded."""
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    first = prompt(subject, Gate(state="shut"), save(2), AWAIT, save(4, 6), Steps())
+    later = prompt(subject, save(8, 10, resume=True), TELLING, save(12), TELLING, Steps())
+    left = steps_left(subject, later)
+    for step in sorted({2, 4} & set(steps_left(subject, first))):
+        tree = subject.scratch / "here"
+        trees.materialize(subject.root, tree)
+        _require_somewhere(subject, step, left, message)
+        trees.materialize(tree, subject.root)
 
 
 @check("CKC-MIRR-006")
@@ -541,13 +551,19 @@ def _loaded_from_the_mirror(subject: Subject, gate: Gate) -> ProcessResult:
     """Save step 2 with the gate as given, two more with it open, close; load 2 from the mirror."""
     trees.clear(subject.root)
     trees.clear(mirror_of(subject))
-    result = prompt(subject, gate, save(2), AWAIT, OPEN, save(4, 6), Close())
-    if not result.went_well:
+    result = prompt(subject, gate, save(2), AWAIT, OPEN, save(4, 6), TELLING)
+    if not _has_told(result):
         raise trouble(subject, result)
     if not all(one.done for one in result.all_of(GateResult)):
         raise Unknown("the fault did not fire: no upload came to the gate")
     trees.clear(subject.root)
     return subject.resume(2, root=mirror_of(subject))
+
+
+def _has_told(result: ProcessResult) -> bool:
+    """Return whether a child came to its end, and at most a `close()` has raised."""
+    is_told = all(isinstance(one, CloseResult) for one in result.results if one.error)
+    return result.exit_kind is ExitKind.ENDED and is_told
 
 
 def _is_step_2(subject: Subject, result: ProcessResult, wanted: Leaves) -> bool:
@@ -564,13 +580,14 @@ def test_close_waits_for_as_long_as_uploads_go_on(subject: Subject) -> None:
     How: save three steps while the gate is shut; close the manager while each file takes 30 s of a
     clock that goes on by what the closing thread waits (`slow-uploads`); end the process, and load
     the steps from the mirror alone. A `close()` that raises has not said that all is there. The
-    control lets the files through at once; who does not return there either never does.
+    control lets the files through at once; who does not return there either never does. Then let
+    the upload of a step fail once, open the gate, and close: that returns, or raises.
     """
     slow = Probe(probe=SLOW_CLOSE, args={"seconds": 30.0}, go_on=True)
     result = _closed(subject, slow)
     told = result.of(ProbeResult)
     if told.error or not (missing := _missing_there(subject)):
-        return
+        return _require_end_after_a_failure(subject)
     control = _mirrored_all(subject, save(*UPLOADED), Close())
     if not control.went_well or _missing_there(subject):
         about = test_the_mirror_loads_like_the_original
@@ -578,6 +595,14 @@ def test_close_waits_for_as_long_as_uploads_go_on(subject: Subject) -> None:
     message = f"close() returns while uploads go on: the mirror lacks {missing}"
     evidence = {"a file takes": "30 s", "close() has waited for": f"{told.value:.4g} s"}
     raise Violation(message, evidence=evidence)
+
+
+def _require_end_after_a_failure(subject: Subject) -> None:
+    """Raise Violation if `close()` does not return once an upload has failed."""
+    failing = _mirrored_all(subject, Gate(state="fail"), save(2), AWAIT, OPEN, TELLING)
+    if failing.exit_kind is ExitKind.HANG and is_closing(failing):
+        evidence = {"acknowledged": failing.steps_of("acknowledged"), "deadline": DEADLINE}
+        raise Violation("close() does not return after an upload that failed", evidence=evidence)
 
 
 @check("CKC-MIRR-013")

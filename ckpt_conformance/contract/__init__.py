@@ -25,7 +25,7 @@ class Capability(StrEnum):
     STEPS = "steps"  # discovery can be asked: steps()
     RETENTION = "retention"  # options.keep_last is honoured
     MIRROR = "mirror"  # options.mirror: committed steps are copied there in the background
-    STORE = "store"  # options.mirror may be a URL of fsspec, such as s3://bucket/prefix
+    STORE = "store"  # options.mirror may be a URL of fsspec: s3://bucket/prefix
     KINDS = "kinds"  # several formats of one step: save_kind, load_kind
     REFERENCE = "reference"  # load_path: a file, a checkpoint directory or its parent
     EXPORT = "export"  # export(step, destination): one torch file with the model's state_dict

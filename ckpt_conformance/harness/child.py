@@ -526,10 +526,12 @@ class Child:
 
     def close(self) -> None:
         """Wait for what it does in the background, and close it; the next operation opens anew."""
-        for method in ("settle", "close"):
-            if self._opened is not None and hasattr(self._opened, method):
-                getattr(self._opened, method)()
-        self._opened = self._prepared = None
+        try:
+            for method in ("settle", "close"):
+                if self._opened is not None and hasattr(self._opened, method):
+                    getattr(self._opened, method)()
+        finally:  # one that says what has failed is closed, too
+            self._opened = self._prepared = None
 
     def op_copy_out(self, op: messages.CopyOut, _result: Draft) -> None:
         """Copy the manager's directory as it is now; raises OSError where it never rests."""

@@ -270,7 +270,7 @@ class UnreadReceiptEndsRotation(Mirrors):
     "D04-mark",
     url="google/orbax#605",
     change="the newest upload that succeeded counts for every step before it, and none is repeated",
-    violates={"CKC-MIRR-002", "CKC-MIRR-010"},
+    violates={"CKC-MIRR-002", "CKC-MIRR-005", "CKC-MIRR-010", "CKC-MIRR-015"},
 )
 class HighestUploadCounts(Mirrors):
     """Keeps one number for all uploads."""
@@ -625,17 +625,145 @@ class OldAwayFirst(UrlMirror):
         super()._upload(reference, manifest)
 
 
+class EndsOnce(DirectoryMirror):
+    """Takes no upload any more once it was closed."""
+
+    is_closed = False
+
+    def close(self, timeout: float | None = 600.0) -> None:
+        """Finish what was queued."""
+        super().close(timeout)
+        self.is_closed = True
+
+    def upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        """Queue it, unless nobody would wait for it."""
+        if not self.is_closed:
+            super().upload(reference, manifest)
+
+
+@mutant(
+    "D11-mirror",
+    url="awslabs/hybrid-model-factory#4",
+    change="close ends the uploads before the saves in the background, which queue one more",
+    violates={"CKC-MIRR-016"},
+)
+class ClosesTheMirrorFirst(Mirrors):
+    """Leaves the last step of a job on its node."""
+
+    kind = EndsOnce
+
+    def close(self) -> None:
+        """Uploads first."""
+        for mirror in self.mirrors:
+            mirror.close()
+        super().close()
+
+
+class SendsNothing(UrlMirror):
+    """Notes that it has sent."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        self._write_receipt(reference, manifest.digest)
+
+
+class SendsHalf(UrlMirror):
+    """Takes a part of a file for the file, and does not compare."""
+
+    def _send_file(self, source: Path, url: str, entry: FileEntry) -> None:
+        self._files.pipe_file(url, source.read_bytes()[: -(-entry.size // 2)])
+
+
+class HearsNoRefusal(UrlMirror):
+    """Logs what a store refuses, and goes on."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        try:
+            super()._upload(reference, manifest)
+        except Exception:
+            logger.exception("step %d", reference.step)
+            self._write_receipt(reference, manifest.digest)
+
+
+class AtUrl(CheckpointManager):
+    """Puts a mirror of another class in the place of one at a URL."""
+
+    kind: type[UrlMirror] = UrlMirror
+
+    def __init__(self, *given: Any, mirror: Any = None, **named: Any) -> None:  # noqa: ANN401
+        """Take over the URL and the hook."""
+        if isinstance(mirror, UrlMirror):
+            mirror = self.kind(mirror.url, before_file=mirror.before_file)
+        super().__init__(*given, mirror=mirror, **named)
+
+
+@mutant(
+    "D04-bucket",
+    url="google/orbax#605",
+    change="a step is marked as mirrored to a bucket, and nothing is sent",
+    violates={"CKC-MIRR-014"},
+)
+class NothingInTheBucket(AtUrl):
+    """Has a mirror by name."""
+
+    kind = SendsNothing
+
+
+@mutant(
+    "D08-bucket",
+    url="one-covenant/templar#607",
+    change="half of each file is sent to a bucket, and its size is not compared",
+    violates={"CKC-MIRR-014"},
+)
+class HalfInTheBucket(AtUrl):
+    """Trusts that what was sent is what was meant."""
+
+    kind = SendsHalf
+
+
+@mutant(
+    "D04-refused",
+    url="google/orbax#605",
+    change="an error of a request to a store is swallowed, and the step counts as mirrored",
+    violates={"CKC-MIRR-015"},
+)
+class RefusedIsDone(AtUrl):
+    """Deletes the only copy."""
+
+    kind = HearsNoRefusal
+
+
+class AwayMeanwhile(UrlMirror):
+    """Takes the names of older steps out of the bucket, and puts them back behind the new one."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        urls = [f"{self.url}/{layout.flat_manifest_name(older)}" for older in range(reference.step)]
+        older = {url: self._files.cat_file(url) for url in urls if self._files.exists(url)}
+        for url in older:
+            self._files.rm_file(url)
+        super()._upload(reference, manifest)
+        for url, content in older.items():
+            self._files.pipe_file(url, content)
+
+
+@mutant(
+    "D06-meanwhile",
+    url="mosaicml/composer#3376",
+    change="older steps are out of a bucket's list while the new one is sent",
+    violates={"CKC-MIRR-012"},
+)
+class OutMeanwhile(AtUrl):
+    """Leaves a bucket without a step for as long as an upload takes."""
+
+    kind = AwayMeanwhile
+
+
 @mutant(
     "D06-bucket",
     url="mosaicml/composer#3376",
     change="what is older is removed from a bucket before the new step is there",
-    violates={"CKC-MIRR-012"},
+    violates={"CKC-MIRR-012", "CKC-MIRR-014"},
 )
-class RemovesFirst(CheckpointManager):
-    """Leaves a bucket without a step for as long as an upload takes."""
+class RemovesFirst(AtUrl):
+    """Has one step in its bucket, and none while an upload takes its place."""
 
-    def __init__(self, *given: Any, mirror: Any = None, **named: Any) -> None:  # noqa: ANN401
-        """Put a mirror of another kind in the place of one at a URL."""
-        if isinstance(mirror, UrlMirror):
-            mirror = OldAwayFirst(mirror.url, before_file=mirror.before_file)
-        super().__init__(*given, mirror=mirror, **named)
+    kind = OldAwayFirst

@@ -5,11 +5,12 @@ What moto lacks is in `docs/fault-model.md`.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import importlib.util
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ckpt_conformance.contract.verdicts import Cause, Unknown
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 NEEDED = ("moto", "flask", "flask_cors", "s3fs", "aiohttp")
 EXTRA = "ckpt-conformance[store]"
 BUCKET = "bucket"
+ACCOUNT = "testing"  # its name, and its secret
 
 
 def missing() -> list[str]:
@@ -65,12 +67,29 @@ def make_bucket(store: str) -> None:
             raise Unknown(f"the store on loopback makes no bucket: {method} {path} gives {status}")
 
 
+def contents(store: str) -> dict[str, bytes]:
+    """Return all objects of the bucket by their keys."""
+    from botocore.session import Session  # type: ignore[import-untyped]
+
+    client: Any = Session().create_client(
+        "s3",
+        region_name="us-east-1",
+        endpoint_url=store,
+        aws_access_key_id=ACCOUNT,
+        aws_secret_access_key=ACCOUNT,
+    )
+    with contextlib.closing(client):
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+        keys = [item["Key"] for page in pages for item in page.get("Contents", ())]
+        return {key: client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+
+
 def environment(endpoint: str) -> dict[str, str | None]:
     """Return the variables that lead clients to a store, and to nobody's account; None: unset."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_ACCESS_KEY_ID": ACCOUNT,
+        "AWS_SECRET_ACCESS_KEY": ACCOUNT,
         "AWS_SESSION_TOKEN": None,
         "AWS_PROFILE": None,
         "AWS_DEFAULT_REGION": "us-east-1",

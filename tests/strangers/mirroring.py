@@ -13,8 +13,8 @@ import hashlib
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -209,14 +209,106 @@ class Ungated(Uploading):
         super().upload(step, content)
 
 
+@dataclass
+class Rotating(Uploading):
+    """Keeps two steps here, and those whose upload has not ended; tries none again.
+
+    `close` raises what an upload raised, unless it is `silent`, or never returns, where it `hangs`.
+    """
+
+    silent: bool = False
+    hangs: bool = False
+    keep: int | None = None
+
+    def __post_init__(self) -> None:
+        """Begin with no upload."""
+        super().__post_init__()
+        self.sent: list[Future[None]] = []
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        content = sealed(packed(job))
+        with self.locked():
+            self.publish(step, content)
+        if self.mirror != self.root:
+            self.sent.append(self.uploads.submit(self.upload, step, content))
+        self.rotate()
+
+    def rotate(self) -> None:
+        """Delete what is beyond those to keep, once the mirror says that it is there."""
+        for step in self.steps()[: -self.keep] if self.keep else []:
+            if self.may_go(step):
+                self.path(step).unlink()
+
+    def may_go(self, step: int) -> bool:
+        return self.mark(step).exists()
+
+    def close(self) -> None:
+        super().close()
+        failed = [one for one in self.sent if one.exception()]
+        if failed and self.hangs:
+            threading.Event().wait()
+        if failed and not self.silent:
+            failed[0].result()
+
+
+@dataclass
+class Forgetful(Rotating):
+    """Deletes when it is closed, whatever an earlier process has not sent."""
+
+    is_closing: bool = False
+
+    def may_go(self, step: int) -> bool:
+        return self.is_closing or super().may_go(step)
+
+    def close(self) -> None:
+        super().close()
+        self.is_closing = True
+        self.rotate()
+
+
+@dataclass
+class Bucketed(StepFiles):
+    """A file for each step here, and a copy in a bucket, by requests that each save waits for."""
+
+    url: str
+    keep: int | None = None
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        import fsspec
+
+        content = sealed(packed(job))
+        self.publish(step, content)
+        if self.url:
+            files, path = fsspec.core.url_to_fs(self.url)
+            files.pipe_file(f"{path}/{self.path(step).name}", content)
+        for older in self.steps()[: -self.keep] if self.keep else []:
+            self.path(older).unlink()
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        wanted = self.wanted(step)
+        unpack(job, opened(self.path(wanted).read_bytes()))
+        return wanted
+
+
+@dataclass(frozen=True)
+class InABucket(AdapterBase):
+    def open(self, root: Path, options: OpenOptions) -> Bucketed:
+        if options.mirror and "://" not in str(options.mirror):
+            raise ValueError(f"{options.mirror} is no bucket: give a URL such as s3://bucket/run")
+        return Bucketed(root, str(options.mirror or ""), options.keep_last)
+
+
 @dataclass(frozen=True)
 class Adapter(AdapterBase):
     kind: type[Mirroring] = Mirroring
     way: str = "flock"
     trusts: bool = False
+    more: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def open(self, root: Path, options: OpenOptions) -> Mirroring:
-        made = self.kind(root, Path(options.mirror or root), self.way, self.trusts)
+        made = self.kind(root, Path(options.mirror or root), self.way, self.trusts, **self.more)
+        if isinstance(made, Rotating):
+            made.keep = options.keep_last
         if isinstance(made, Uploading) and options.upload_gate:
             made.gate = options.upload_gate
         return made
@@ -228,8 +320,11 @@ def make(
     *,
     trusts: bool = False,
     saves_over: bool = True,
+    **more: bool,
 ) -> Adapter:
     able = {Capability.STEPS, Capability.EXPLICIT_STEP, Capability.MIRROR, Capability.STAGE}
+    if issubclass(kind, Rotating):
+        able.add(Capability.RETENTION)
     return Adapter(
         name="mirroring",
         version="1",
@@ -239,6 +334,7 @@ def make(
         way=way,
         trusts=trusts,
         saves_over=saves_over,
+        more=more,
     )
 
 
@@ -247,3 +343,13 @@ pooled = make(Pooled)
 trusting, pooled_trusting = make(trusts=True), make(Pooled, trusts=True)
 uploading, refusing, ungated = make(Uploading), make(Refusing), make(Ungated)
 declared = make(Refusing, saves_over=False)
+rotating, silent, hanging = make(Rotating), make(Rotating, silent=True), make(Rotating, hangs=True)
+forgetful = make(Forgetful, silent=True)
+bucketed = InABucket(
+    name="bucketed",
+    version="1",
+    holds=EVERYTHING,
+    capabilities=frozenset(
+        {Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION, Capability.STORE}
+    ),
+)

@@ -16,6 +16,7 @@ import pytest
 
 from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.contract.verdicts import Verdict
+from ckpt_conformance.fault_injectors.object_store import server
 from ckpt_conformance.harness.client import Server
 from ckpt_conformance.plugin.options import SessionOptions
 from ckpt_conformance.plugin.session import run_session
@@ -108,6 +109,13 @@ UPLOADED = {
     "refusing": Verdict.UNKNOWN,
     "ungated": Verdict.UNKNOWN,
 }
+# That a mirror tries no upload again is told whether its `close` raises or says nothing.
+FAILING: dict[str, dict[str, Verdict]] = {
+    "silent": {"CKC-MIRR-002": Verdict.PASS, "CKC-MIRR-010": Verdict.NOT_MET},
+    "rotating": {"CKC-MIRR-002": Verdict.PASS, "CKC-MIRR-010": Verdict.NOT_MET},
+    "hanging": {"CKC-MIRR-004": Verdict.PASS, "CKC-MIRR-011": Verdict.VIOLATION},
+    "forgetful": {"CKC-MIRR-005": Verdict.VIOLATION},
+}
 # A signal that comes to nobody, or a job that fails before one is sent, says nothing.
 TOLD = {
     "noting": Verdict.PASS,
@@ -155,7 +163,8 @@ ADAPTERS = (
     *(f"hasty:{name}" for name in HASTY),
     *(f"numbered:{name}" for name in NUMBERED),
     *(f"numbered:{name}" for name in REFUSING),
-    *(f"mirroring:{name}" for name in {**LOCKED, **MIRRORED, **UPLOADED}),
+    *(f"mirroring:{name}" for name in {**LOCKED, **MIRRORED, **UPLOADED, **FAILING}),
+    "mirroring:bucketed",
     *(f"told:{name}" for name in TOLD),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     *("by_times:make", "by_times:either"),
@@ -357,6 +366,21 @@ def test_what_cannot_be_saved_again_says_nothing_of_the_mirror(
     (outcome,) = verdicts(f"mirroring:{name}", strangers, "CKC-MIRR-003")["CKC-MIRR-003"]
     assert outcome.verdict is UPLOADED[name], outcome.reason
     assert outcome.see == ("CKC-RTRP-008" if name == "refusing" else "")
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_what_close_says_of_a_failed_upload_changes_no_verdict(
+    name: str, strangers: Server
+) -> None:
+    found = verdicts(f"mirroring:{name}", strangers, *FAILING[name])
+    assert {id_: one.verdict for id_, (one,) in found.items()} == FAILING[name]
+
+
+@pytest.mark.skipif(bool(server.missing()), reason="no store: pip install '.[store]'")
+def test_a_mirror_that_has_to_be_a_bucket_is_judged_in_one(strangers: Server) -> None:
+    ids = ("CKC-SMOK-003", "CKC-MIRR-012", "CKC-MIRR-014", "CKC-MIRR-015")
+    found = verdicts("mirroring:bucketed", strangers, *ids)
+    assert {id_: one.verdict for id_, (one,) in found.items()} == dict.fromkeys(ids, Verdict.PASS)
 
 
 @pytest.mark.parametrize("name", TOLD)

@@ -37,7 +37,7 @@ def record(subject: Subject) -> Recorded:
     Raises NotApplicable where the adapter does not mirror to URLs, Unknown where there is no store,
     or a save that nothing disturbs fails.
     """
-    subject.need(Capability.MIRROR, Capability.STORE)
+    subject.need(Capability.STORE)
     return subject.once(RECORDED, lambda: _record(subject))
 
 
@@ -65,7 +65,8 @@ def _saves(subject: Subject, proxy: StoreProxy, steps: Sequence[int]) -> Iterato
             end = subject.tell(result)
             raise control_failed(f"a save with a mirror in a store of objects ends: {end}")
         if not any(one.changes and one.succeeded for one in proxy.requests):
-            raise control_failed(f"nothing came to the store: {result.output[-500:]}")
+            reason = f"nothing came to the store: {result.output[-500:]}"
+            raise control_failed(reason, "CKC-MIRR-014")
         yield Mark(len(proxy.requests), "acknowledged", step)
 
 
