@@ -143,7 +143,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(BYTECODE) \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 .PHONY: validate-models test long-tests test-all soak nightly mutants fuzz-fsck bench
-test: $(BYTECODE)/.stamp ## the project's own tests (about 10 minutes on 2 cores)
+test: $(BYTECODE)/.stamp ## the project's own tests (12 minutes on 2 cores)
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
 long-tests: $(BYTECODE)/.stamp ## record which tests take long, which `make test` leaves out (tests/support/long_tests.py)
