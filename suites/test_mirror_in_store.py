@@ -17,7 +17,7 @@ from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import mirrors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.object_store.faults import StoreFault
@@ -101,8 +101,7 @@ def _refuse(subject: Subject, fault: StoreFault, wanted: Leaves) -> None:
             raise Unknown(f"a store refuses ({fault.name}): {subject.tell(refused)}")
         if refused.steps_of("acknowledged") != [REFUSED]:
             return  # the save itself has told
-        for step in LATER:
-            last = store_saves.saved(subject, store, step)
+        *_, last = [store_saves.saved(subject, store, step) for step in LATER]
         copy = _copied(subject, store)
     evidence = {"fault": fault.name, "the last save": subject.tell(last)}
     if not _is_somewhere(subject, copy, wanted):
@@ -127,7 +126,7 @@ def _loads(subject: Subject, root: Path, wanted: Leaves) -> bool:
 
 
 @contextmanager
-def _store() -> Iterator[str]:
+def _store() -> Generator[str]:
     """Run a store with an empty bucket; yields its endpoint."""
     with server.served() as store:
         server.make_bucket(store)

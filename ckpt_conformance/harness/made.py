@@ -44,11 +44,12 @@ class Made:
         self.places |= {after, *(after + one.removeprefix(before) for one in moved)}
 
     def _is_in(self, place: str) -> bool:
-        while self.places and place not in self.places:
-            place, above = os.path.dirname(place), place  # noqa: PTH120
-            if place == above:
+        while place not in self.places:
+            above: str = os.path.dirname(place)  # noqa: PTH120
+            if above == place or not self.places:
                 return False
-        return bool(self.places)
+            place = above
+        return True
 
 
 def _entry(name: str) -> str:

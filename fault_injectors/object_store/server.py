@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from ckpt_conformance.contract.verdicts import Cause, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 NEEDED = ("moto", "flask", "flask_cors", "s3fs", "aiohttp")
 EXTRA = "ckpt-conformance[store]"
@@ -30,7 +30,7 @@ def missing() -> list[str]:
 
 
 @contextmanager
-def served() -> Iterator[str]:
+def served() -> Generator[str]:
     """Run a server, on a port that is free; yields its endpoint.
 
     Raises Unknown where what it needs is not installed.
