@@ -6,13 +6,13 @@ when it was first seen, so that one that changed since is told from one that did
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import stat
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from ckpt_conformance.contract.file_kinds import kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,15 +59,6 @@ def stamp_of(path: str) -> Stamp:
     except (OSError, ValueError):
         return ()
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def kinds_of(path: str) -> Stamp:
-    """Return what kind of file a name is, and what kind it leads to; empty if it is not there."""
-    kinds: list[int] = []
-    with contextlib.suppress(OSError, ValueError):
-        kinds.append(stat.S_IFMT(_lstat(path).st_mode))
-        kinds.append(stat.S_IFMT(_stat(path).st_mode))
-    return tuple(kinds)
 
 
 def link_stamp_of(path: str) -> Stamp:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from ckpt_conformance.contract import installed
+from ckpt_conformance.contract.file_kinds import kinds_of
 from ckpt_conformance.harness import bytecode
 from ckpt_conformance.harness.made import Made
-from ckpt_conformance.harness.opened import LOST, STAMPED, kinds_of, stamp_of
+from ckpt_conformance.harness.opened import LOST, STAMPED, stamp_of
 from ckpt_conformance.harness.own_places import OwnPlaces
 
 if TYPE_CHECKING:
@@ -132,8 +133,8 @@ class Recorder:
             self.made.add(name)
 
     def _asks(self, path: object, folder: int, kind: str) -> None:
-        if _is_path(path) and not self.made.holds(name := _absolute(path, folder)):
-            self._note_file(name, kind)
+        if _is_path(path):
+            self._note_of_others(_absolute(path, folder), kind)
 
     def _links(self, source: object, target: object, *folders: int) -> None:
         """Take that a file gets another name, by which it may be read."""
@@ -174,8 +175,8 @@ class Recorder:
                 self.made.add_entry(name)
 
     def _cuts(self, path: object, _length: object) -> None:
-        if _is_path(path) and not self.made.holds(name := _absolute(path)):
-            self._note_file(name, "written")
+        if _is_path(path):
+            self._note_of_others(_absolute(path), "written")
 
     def _note_entry(self, name: str) -> None:
         """Note whether something is there, where that is not of this process."""
@@ -191,11 +192,12 @@ class Recorder:
         caller = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         kind = "modules" if caller.f_code.co_filename == IMPORTS else "folder"
         if isinstance(path, int):
-            self._note_folder(_folder(path), kind)
+            self._note_of_others(_folder(path), kind)
         elif path is None or _is_path(path):
-            self._note_folder(_absolute(path or "."), kind)
+            self._note_of_others(_absolute(path or "."), kind)
 
-    def _note_folder(self, name: str, kind: str) -> None:
+    def _note_of_others(self, name: str, kind: str) -> None:
+        """Note what this process has not made itself."""
         if not self.made.holds(name):
             self._note_file(name, kind)
 

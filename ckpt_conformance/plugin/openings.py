@@ -69,11 +69,7 @@ def _seen_in(notes: Sequence[Note]) -> Seen:
 
 def _is_edited(note: Note, begun: int) -> bool:
     """Return whether code is not what it was when the key was made, which is before the server."""
-    if (
-        note.kind != "file"
-        or not note.stamp
-        or os.path.realpath(note.name) not in (_known_code() or ())
-    ):
+    if not note.stamp or not _is_known_code(note):
         return False
     return note.stamp[-1] > begun or not opened.is_as_noted(note)
 
@@ -106,7 +102,11 @@ def _counts(note: Note) -> bool:
     if note.kind == "variable":
         is_known = note.name.startswith((*ENVIRONMENT, *openings.SET_BY_US))
         return note.name not in OURS and not is_known
-    return note.kind != "file" or os.path.realpath(note.name) not in (_known_code() or ())
+    return not _is_known_code(note)
+
+
+def _is_known_code(note: Note) -> bool:
+    return note.kind == "file" and os.path.realpath(note.name) in (_known_code() or ())
 
 
 @functools.cache

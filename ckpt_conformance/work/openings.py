@@ -6,13 +6,13 @@ again. Who reads the same code and the same contents opens the same again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract.file_kinds import kinds_of
 from ckpt_conformance.work.own_code import CODE
 
 if TYPE_CHECKING:
@@ -70,12 +70,7 @@ def _of_file(name: str) -> str:
 
 
 def _of_existence(name: str) -> str:
-    """Digest whether something is there, of which kind, and of which kind a link leads to."""
-    kinds: list[str] = []
-    with contextlib.suppress(OSError, ValueError):
-        kinds.append(f"{stat.S_IFMT(Path(name).lstat().st_mode):o}")
-        kinds.append(f"{stat.S_IFMT(Path(name).stat().st_mode):o}")
-    return " ".join(kinds) or ABSENT
+    return " ".join(f"{kind:o}" for kind in kinds_of(name)) or ABSENT
 
 
 def _of_link(name: str) -> str:

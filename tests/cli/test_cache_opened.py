@@ -182,26 +182,23 @@ def test_a_result_beside_another_adapter_is_none_of_an_adapter_alone(project: Pr
 
 
 COPY = "    names = dict(os.environ); return bool(names.get('THEIRS_BROKEN'))\n"
-
-
-def test_who_copies_all_variables_is_served(project: Project) -> None:
-    project.write(COPY)
-    for served in (False, True):
-        status, err = project.run()
-        assert (status, "1 result from the cache" in err) == (0, served)
-    project.environment["THEIRS_BROKEN"] = "1"
-    assert project.run()[0] == 1
-
-
 WALK = "    return 'broken.flag' in os.listdir('.')\n"
 
 
-def test_who_lists_the_working_directory_is_served(project: Project) -> None:
-    project.write(WALK)
+def break_folder(project: Project) -> None:
+    (project.here / "broken.flag").touch()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "breaks"), [(COPY, break_variable), (WALK, break_folder)])
+def test_who_asks_for_all_names_is_served(
+    text: str, breaks: Callable[[Project], None], project: Project
+) -> None:
+    project.write(text)
     for served in (False, True):
         status, err = project.run()
         assert (status, "1 result from the cache" in err) == (0, served)
-    (project.here / "broken.flag").touch()
+    breaks(project)
     assert project.run()[0] == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import statistics
 import tomllib
@@ -10,6 +11,7 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+import long_tests
 import pytest
 
 if TYPE_CHECKING:
@@ -171,3 +173,11 @@ def test_few_dicts_hold_anything(repository: Path, python_files: list[Path]) -> 
     ours = [path for path in python_files if path.parts[0] == "ckpt_conformance"]
     texts = ((repository / path).read_text(encoding="utf-8") for path in ours)
     assert sum(text.count("dict[str, Any]") for text in texts) <= LOOSE_DICTS
+
+
+def test_long_tests_are_there(repository: Path) -> None:
+    """A list of tests outlives their names: who renames one moves its line, too."""
+    recorded = [f"{name}[" for name in json.loads(long_tests.PLACE.read_text(encoding="utf-8"))]
+    for name in (*recorded, *long_tests.ALWAYS):
+        path, _, test = name.partition("[")[0].partition("::")
+        assert f"def {test}" in (repository / path).read_text(encoding="utf-8"), name

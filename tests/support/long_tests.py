@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,12 +76,12 @@ class Recorder:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the seconds of a test itself."""
         if report.when == "call":
-            self.seconds[name_of(report.nodeid)] += report.duration  # type: ignore[assignment]
+            self.seconds[name_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the file, once; of a test that was not run it keeps what it has."""
