@@ -84,6 +84,7 @@ class UrlMirror(UploadingMirror):
 
     Attributes:
         url: where the checkpoints go, without a slash at its end.
+        retries: of requests that fail.
     """
 
     def __init__(  # noqa: PLR0913 - these are the settings of a mirror
@@ -119,7 +120,7 @@ class UrlMirror(UploadingMirror):
         super().__init__(self.url, before_file, required=required)
         options = dict(storage_options or {})
         self._files: Any = fsspec.core.url_to_fs(self.url, **options)[0]
-        self._part_bytes, self._retries = part_bytes, retries or Retries()
+        self._part_bytes, self.retries = part_bytes, retries or Retries()
         self._has_folders = protocol not in OBJECT_STORES
         self._is_s3 = hasattr(self._files, "list_multipart_uploads")
         self._has_conditions = self._is_s3  # until the store says otherwise
@@ -295,13 +296,13 @@ class UrlMirror(UploadingMirror):
             MirrorError: from the last error, with how often it was tried.
             WriterFenced: as it is.
         """
-        until = time.monotonic() + self._retries.deadline
-        pause = self._retries.first_pause
-        for attempt in range(1, self._retries.attempts + 1):
+        until = time.monotonic() + self.retries.deadline
+        pause = self.retries.first_pause
+        for attempt in range(1, self.retries.attempts + 1):
             try:
                 return send()
             except Exception as error:
-                is_last = attempt == self._retries.attempts or time.monotonic() + pause > until
+                is_last = attempt == self.retries.attempts or time.monotonic() + pause > until
                 if isinstance(error, WriterFenced):
                     raise
                 if _is_final(error) or is_last:
@@ -402,14 +403,20 @@ def _pieces_of(path: Path) -> Iterator[bytes]:
         yield from durable.pieces_of(file)
 
 
-def mirror_at(place: str, **given: Any) -> UploadingMirror:  # noqa: ANN401
+def mirror_at(
+    place: str,
+    *,
+    retries: Retries | None = None,
+    **given: Any,  # noqa: ANN401
+) -> UploadingMirror:
     """The mirror at a path or a URL: a directory is synced, and a bucket is not.
 
     Args:
         place: a path, or a URL of any protocol that fsspec knows.
+        retries: of requests to a store; a directory has none.
         given: the arguments of `DirectoryMirror` or of `UrlMirror`.
     """
     protocol, has_protocol, path = place.partition("://")
     if not has_protocol or protocol in LOCAL:
         return DirectoryMirror(unquote(path) if has_protocol else place, **given)
-    return UrlMirror(place, **given)
+    return UrlMirror(place, retries=retries, **given)

@@ -14,6 +14,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointError,
     CheckpointManager,
     CheckpointReference,
+    Retries,
     mirror_at,
     rehydrate,
 )
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract import OpenOptions, TrainingJob
     from ckpt_conformance.reference_impl import SaveHandle
     from ckpt_conformance.reference_impl.layout import Kind
+
+SOON = Retries(first_pause=0.02)
+"""As many attempts as a job has, after short pauses: nothing gets better in the meantime."""
 
 
 class ReferenceManager:
@@ -155,7 +159,7 @@ class Reference(AdapterBase):
     def open(self, root: Path, options: OpenOptions) -> ReferenceManager:
         """Open on a directory, with the mirror and the retention that are asked for."""
         target, gate = options.mirror, options.upload_gate
-        mirror = mirror_at(str(target), before_file=gate) if target else None
+        mirror = mirror_at(str(target), before_file=gate, retries=SOON) if target else None
         use_dcp = self.use_dcp if options.kind is None else options.kind == "dcp"
         keep = 0 if options.keep_last is None else options.keep_last
         return ReferenceManager(

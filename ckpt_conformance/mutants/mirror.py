@@ -631,9 +631,9 @@ class EndsOnce(DirectoryMirror):
     is_closed = False
 
     def close(self, timeout: float | None = 600.0) -> None:
-        """Finish what was queued."""
-        super().close(timeout)
+        """Take nothing more, and finish what was queued."""
         self.is_closed = True
+        super().close(timeout)
 
     def upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
         """Queue it, unless nobody would wait for it."""
@@ -692,7 +692,8 @@ class AtUrl(CheckpointManager):
     def __init__(self, *given: Any, mirror: Any = None, **named: Any) -> None:  # noqa: ANN401
         """Take over the URL and the hook."""
         if isinstance(mirror, UrlMirror):
-            mirror = self.kind(mirror.url, before_file=mirror.before_file)
+            hook, retries = mirror.before_file, mirror.retries
+            mirror = self.kind(mirror.url, before_file=hook, retries=retries)
         super().__init__(*given, mirror=mirror, **named)
 
 

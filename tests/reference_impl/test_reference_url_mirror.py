@@ -170,7 +170,7 @@ def test_no_attempt_begins_after_the_deadline(tmp_path: Path) -> None:
         raise OSError(5, "gone")
 
     mirror = Faulty(f"memory://{uuid.uuid4().hex}", fail)
-    mirror._retries = Retries(attempts=10**6, first_pause=1e6, deadline=1)
+    mirror.retries = Retries(attempts=10**6, first_pause=1e6, deadline=1)
     with closing(manager(tmp_path / "root", mirror=mirror)) as one:
         one.save(1, **small())
     assert len(mirror.calls) == 1

@@ -212,10 +212,19 @@ def stage_together(root: str, mirror: str, at: str) -> list[Any]:
 
     class Together(CheckpointManager):
         met = 0
+        holds_a_lock = False
+
+        def remove_if_dead(self, place: Path) -> None:
+            """Hold the lock of a place of the other one, which may be waiting for it."""
+            self.holds_a_lock = True
+            try:
+                super().remove_if_dead(place)
+            finally:
+                self.holds_a_lock = False
 
         def meet(self, name: str) -> None:
-            """Wait for the other one, as long as it comes here as often."""
-            if name == at and self.met < 3:
+            """Wait for the other one, as long as it comes as often, and never with its lock."""
+            if name == at and self.met < 3 and not self.holds_a_lock:
                 self.met += 1
                 dist.monitored_barrier(wait_all_ranks=True)
 
