@@ -63,6 +63,23 @@ class BoundToAnother(CheckpointManager):
 
 
 @mutant(
+    "F02-rates",
+    url="Lightning-AI/pytorch-lightning#12812",
+    change="after the load each group has the rate that the scheduler says",
+    violates={GROUPS, "CKC-RSUM-007"},
+)
+class RatesOfTheScheduler(CheckpointManager):
+    """Right wherever nothing but the schedule sets a rate."""
+
+    def restore_scheduler(self, scheduler: Any, state: Any) -> None:
+        """Load, then write the rates into the groups."""
+        super().restore_scheduler(scheduler, state)
+        rates = scheduler.get_last_lr()
+        for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+@mutant(
     "F03",
     url="Lightning-AI/pytorch-lightning#11188",
     change="the scheduler is left to a backend that does not know of it",
@@ -104,10 +121,11 @@ class StaleDecay(CheckpointManager):
 
     def restore_optimizer(self, optimizer: Any, state: Any) -> None:
         """Load, then put the weight decay back."""
-        before = [group["weight_decay"] for group in optimizer.param_groups]
+        before = [group.get("weight_decay") for group in optimizer.param_groups]
         super().restore_optimizer(optimizer, state)
         for group, decay in zip(optimizer.param_groups, before, strict=True):
-            group["weight_decay"] = decay
+            if decay is not None:
+                group["weight_decay"] = decay
 
 
 @mutant(

@@ -56,6 +56,7 @@ OWNERS = {
     "transformer": "CKC-RSUM-010",
     "two-optimizers": "CKC-COMP-014",
     "accumulate": "CKC-COMP-013",
+    "phases": "CKC-RSUM-007",
 }
 
 

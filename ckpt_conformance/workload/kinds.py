@@ -21,6 +21,8 @@ from ckpt_conformance.workload.state import (
     Gradients,
     MasterSgd,
     NestingSgd,
+    Phased,
+    Phases,
     Rex,
     Scalar,
     Scalars,
@@ -159,6 +161,12 @@ KINDS: dict[str, Kind] = {
     ),
     "constant": Kind(schedule="constant", shows="ConstantLR"),
     "steps": Kind(schedule="steps", shows="MultiStepLR: an integer-keyed Counter in its state"),
+    "phases": Kind(
+        schedule="phases",
+        own=Phases,
+        shows="a phase of the training: it scales the rate beyond what the schedule says, and adds "
+        "a key to the user's own dict",
+    ),
 }
 
 FORMER = {
@@ -183,6 +191,7 @@ SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
     "rex": lambda o: lr_scheduler.LambdaLR(o, Rex(HORIZON)),
     "constant": lambda o: lr_scheduler.ConstantLR(o, 0.5, 5),
     "steps": lambda o: lr_scheduler.MultiStepLR(o, [3, 3, 5], 0.5),
+    "phases": lambda o: Phased(o, lambda n: 0.97**n),
 }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 import numpy as np
 import torch
 from torch import nn, optim
+from torch.optim import lr_scheduler
 
 from ckpt_conformance.contract import Feature
 from ckpt_conformance.workload.rng import RngState
@@ -50,6 +51,8 @@ class ExtraState(TypedDict):
     note: str
     flag: None
     unusual: NotRequired[dict[str, Any]]  # of `Unusual` and `Scalars`
+    phase_idx: NotRequired[int]  # of `Phases`, once there is one
+    run_id: NotRequired[str]  # at a tracker, of `Phases` from the second one on
 
 
 class GradientsState(TypedDict):
@@ -168,6 +171,28 @@ class Scalar(Extra):
         """Differ by seed, so that a value that is not restored shows."""
         super().__init__(seed, without)
         self.value["unusual"] = {"mean": np.float64(1 / 3 + seed)}
+
+
+PHASES = (1, 3)
+"""The steps after which phases of a training begin: before the first save, and before the next."""
+LR_SCALE = 0.5  # of each phase, on top of those before it
+
+
+def phase_at(step: int) -> int:
+    """Return how many phases have begun."""
+    return sum(step >= begin for begin in PHASES)
+
+
+class Phases(Extra):
+    """Beside the usual, the phase of the training, once there is one: a new job has no such key."""
+
+    def update(self, step: int, loss: float) -> None:
+        """Count one step; tell the phase."""
+        super().update(step, loss)
+        if phase_at(step):
+            self.value["phase_idx"] = phase_at(step)
+        if phase_at(step) > 1:
+            self.value["run_id"] = f"run of phase {phase_at(step)}"
 
 
 def names_of_everywhere(seed: int) -> dict[str, str]:
@@ -432,3 +457,17 @@ class Rex:
             left = 1 - step / self.horizon
             self.at, self.value = step, 0.5 * self.value + 0.5 * left / (0.5 + 0.5 * left)
         return self.value
+
+
+class Phased(lr_scheduler.LambdaLR):
+    """A schedule whose rates a phase of the training scales.
+
+    The scale is applied again after each step of the schedule and is no part of any state (K011).
+    So a parameter group has a rate that the schedule itself does not know of.
+    """
+
+    def step(self, epoch: int | None = None) -> None:
+        """Do what the schedule says, then scale."""
+        super().step(epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] *= LR_SCALE ** phase_at(self.last_epoch)

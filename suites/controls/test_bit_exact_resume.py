@@ -468,13 +468,16 @@ def test_a_run_with_any_schedule_goes_on_as_if_unbroken(subject: Subject) -> Non
     Why: a scheduler that is rebuilt from the current rate, bound to another optimizer, or restored
     by its last epoch alone is right for one schedule and wrong for the next (F01, F02, F09).
     How: sequential warm-up, stable and decay, multi-step, cosine, linear, REX and constant
-    schedules; a resume inside each.
+    schedules; a resume inside each. Then one that a phase of the training scales, resumed inside
+    that phase.
     """
     resumption.needs_mid_epoch(subject)
     for kind in ("wsd", "steps", "cosine", "linear", "rex", "constant"):
         # One save, at step 2: a sequence of schedules is in its warm-up there.
         message = f"with schedule {kind} the resumed run leaves the unbroken one"
         resumption.follow_kind(subject, kind, message, SAVES[:1])
+    message = "with a rate that a phase scales the resumed run leaves the unbroken one"
+    resumption.follow_kind(subject, "phases", message)
 
 
 @check("CKC-RSUM-008")

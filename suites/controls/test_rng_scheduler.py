@@ -211,6 +211,18 @@ def _is_group(path: str) -> bool:
     return path.startswith("param_groups")
 
 
+@check("CKC-COMP-004")
+def test_a_rate_that_the_schedule_does_not_say_is_the_saved_one(subject: Subject) -> None:
+    """The rate of a parameter group is the saved one where more than the schedule has set it.
+
+    Why: a load that writes the scheduler's rates into the groups is right until a phase of the
+    training, or a warm start, scales them (F02, K011).
+    How: a job whose rates a phase halves after each step of the schedule, saved in that phase.
+    """
+    message = "a rate that the schedule does not say is not the saved one"
+    resumption.identity(subject, "optimizer", message, _is_group, "phases")
+
+
 @check("CKC-COMP-014")
 def test_every_one_of_several_optimizers_comes_back(subject: Subject) -> None:
     """Each of several optimizers, and each of their schedulers, comes back.
@@ -436,6 +448,18 @@ def test_extra_comes_back_with_its_types(subject: Subject) -> None:
     How: a nested dict with integer keys, a tuple, infinity, None and text beyond ASCII.
     """
     resumption.identity(subject, "extra", "the extra dict is not what was saved")
+
+
+@check("CKC-COMP-012")
+def test_a_key_that_came_after_the_first_save_comes_back(subject: Subject) -> None:
+    """A key that the user's dict got after the first save comes back, though a new job lacks it.
+
+    Why: what is saved or loaded by the keys of the first save, or of the destination, leaves out
+    what a run learns on its way: its phase, the id of its tracker (J02, K014).
+    How: a phase of the training begins between two saves, and adds its id at a tracker to the dict.
+    """
+    message = "a key that came after the first save is not what was saved"
+    resumption.identity(subject, "extra", message, kind="phases")
 
 
 @check("CKC-COMP-012")

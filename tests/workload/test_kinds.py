@@ -58,6 +58,7 @@ SHOWN_BY = {
     "rex": "F03-callable",
     "constant": "F07-constant",
     "steps": "M01-json",
+    "phases": "F02-rates",
 }
 # Kinds that no record of a step shows, and what shows them instead.
 SHOWN_ELSEWHERE = {
