@@ -164,17 +164,17 @@ def standing_on(subject: Subject, *checks: controls.Check) -> Generator[None]:
 
 def _require_order(subject: Subject, legal: Mapping[int, Leaves]) -> None:
     """Raise Violation unless saves that overlap are all there, as they were called."""
-    overlapping = three(_begin_first(subject))
+    overlapping = three(begin_first(subject))
     saving = subject.execute(*up_to_newest(), *overlapping, EndSaves(), Close())
     with due_to_the_overlap(subject, legal):
         if not saving.reached(EndSavesResult) or error_of(saving):
             require_good_end(subject, saving, "one of three saves that overlap fails")
         what = "of three saves that overlap that of step {}"
         require_each(subject, {step: what.format(step) for step in begun(saving)}, legal)
-    _require_overlap(subject, saving, legal)
+    require_overlap(subject, saving, legal)
 
 
-def _begin_first(subject: Subject) -> BeginSave:
+def begin_first(subject: Subject) -> BeginSave:
     """Begin a save that is late; of those that come after it the last one goes first."""
     late = begun_by(subject).late
     return BeginSave(faults=(LAST_FIRST if late == LATE else late,))
@@ -205,7 +205,7 @@ def _require_in_turn(subject: Subject, legal: Mapping[int, Leaves]) -> None:
         raise control_failed(alone) from None
 
 
-def _require_overlap(subject: Subject, saving: ProcessResult, legal: Mapping[int, Leaves]) -> None:
+def require_overlap(subject: Subject, saving: ProcessResult, legal: Mapping[int, Leaves]) -> None:
     """Raise Unknown unless a save was begun while another one was seen to go on.
 
     A manager may refuse to begin a second one, or let its call wait until the first has ended: then
@@ -223,9 +223,9 @@ def _require_overlap(subject: Subject, saving: ProcessResult, legal: Mapping[int
 
 def _require_the_later_of_one_step(subject: Subject, legal: Mapping[int, Leaves]) -> None:
     """Save one step twice, the second time with another state; first without an overlap."""
-    wanted = _saved_over(subject, legal[NEWEST])
+    wanted = saved_over(subject, legal[NEWEST])
     subject.reset()
-    twice = (_begin_first(subject), Train(n=1), BeginSave(step=NEWEST, go_on=True))
+    twice = (begin_first(subject), Train(n=1), BeginSave(step=NEWEST, go_on=True))
     saving = subject.execute(*up_to_newest(), *twice, EndSaves(), Close())
     if saving.reached(CloseResult) and saving.of(BeginSaveResult).error:
         wanted = legal[NEWEST]  # it takes no second one meanwhile, and says so
@@ -235,10 +235,10 @@ def _require_the_later_of_one_step(subject: Subject, legal: Mapping[int, Leaves]
     if differs := oracle.differences(oracle.arrival(resumed)[1], wanted, subject.holds):
         evidence = {**subject.evidence(resumed), "differs": differs}
         raise Violation("of two saves of one step that overlap it has another", evidence=evidence)
-    _require_overlap(subject, saving, legal)
+    require_overlap(subject, saving, legal)
 
 
-def _saved_over(subject: Subject, first: Leaves) -> Leaves:
+def saved_over(subject: Subject, first: Leaves) -> Leaves:
     """Return what a load gives of a step that was saved twice, one save after the other.
 
     Raises Unknown, as a failed control, where that is not the second save.
