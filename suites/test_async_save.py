@@ -23,6 +23,7 @@ from ckpt_conformance.harness.messages import (
     ExitKind,
     Perturb,
     Save,
+    SaveResult,
     Train,
 )
 from ckpt_conformance.harness.probes import probe
@@ -164,17 +165,17 @@ def standing_on(subject: Subject, *checks: controls.Check) -> Generator[None]:
 
 def _require_order(subject: Subject, legal: Mapping[int, Leaves]) -> None:
     """Raise Violation unless saves that overlap are all there, as they were called."""
-    overlapping = three(begin_first(subject))
+    overlapping = three(_begin_first(subject))
     saving = subject.execute(*up_to_newest(), *overlapping, EndSaves(), Close())
     with due_to_the_overlap(subject, legal):
         if not saving.reached(EndSavesResult) or error_of(saving):
             require_good_end(subject, saving, "one of three saves that overlap fails")
         what = "of three saves that overlap that of step {}"
         require_each(subject, {step: what.format(step) for step in begun(saving)}, legal)
-    require_overlap(subject, saving, legal)
+    _require_overlap(subject, saving, legal)
 
 
-def begin_first(subject: Subject) -> BeginSave:
+def _begin_first(subject: Subject) -> BeginSave:
     """Begin a save that is late; of those that come after it the last one goes first."""
     late = begun_by(subject).late
     return BeginSave(faults=(LAST_FIRST if late == LATE else late,))
@@ -205,7 +206,7 @@ def _require_in_turn(subject: Subject, legal: Mapping[int, Leaves]) -> None:
         raise control_failed(alone) from None
 
 
-def require_overlap(subject: Subject, saving: ProcessResult, legal: Mapping[int, Leaves]) -> None:
+def _require_overlap(subject: Subject, saving: ProcessResult, legal: Mapping[int, Leaves]) -> None:
     """Raise Unknown unless a save was begun while another one was seen to go on.
 
     A manager may refuse to begin a second one, or let its call wait until the first has ended: then
@@ -223,9 +224,9 @@ def require_overlap(subject: Subject, saving: ProcessResult, legal: Mapping[int,
 
 def _require_the_later_of_one_step(subject: Subject, legal: Mapping[int, Leaves]) -> None:
     """Save one step twice, the second time with another state; first without an overlap."""
-    wanted = saved_over(subject, legal[NEWEST])
+    wanted = _saved_over(subject, legal[NEWEST])
     subject.reset()
-    twice = (begin_first(subject), Train(n=1), BeginSave(step=NEWEST, go_on=True))
+    twice = (_begin_first(subject), Train(n=1), BeginSave(step=NEWEST, go_on=True))
     saving = subject.execute(*up_to_newest(), *twice, EndSaves(), Close())
     if saving.reached(CloseResult) and saving.of(BeginSaveResult).error:
         wanted = legal[NEWEST]  # it takes no second one meanwhile, and says so
@@ -235,10 +236,10 @@ def _require_the_later_of_one_step(subject: Subject, legal: Mapping[int, Leaves]
     if differs := oracle.differences(oracle.arrival(resumed)[1], wanted, subject.holds):
         evidence = {**subject.evidence(resumed), "differs": differs}
         raise Violation("of two saves of one step that overlap it has another", evidence=evidence)
-    require_overlap(subject, saving, legal)
+    _require_overlap(subject, saving, legal)
 
 
-def saved_over(subject: Subject, first: Leaves) -> Leaves:
+def _saved_over(subject: Subject, first: Leaves) -> Leaves:
     """Return what a load gives of a step that was saved twice, one save after the other.
 
     Raises Unknown, as a failed control, where that is not the second save.
@@ -253,6 +254,70 @@ def saved_over(subject: Subject, first: Leaves) -> Leaves:
         reason = f"a save over step {NEWEST} is not what a load gives: {subject.tell(resumed)}"
         raise control_failed(reason, "CKC-DISC-008")
     return second
+
+
+@check("CKC-ASYN-003")
+def test_a_save_in_the_foreground_is_the_later_one(subject: Subject) -> None:
+    """A save in the foreground is newer than one that was begun before it and still goes on.
+
+    Why: the save at the end of a run, or after SIGTERM, returned; then the one that the job had
+    begun before it took the same name, or moved the pointer back (C03, D10).
+    How: begin to save step 4 and keep that from going on; train, save step 6 in the foreground, let
+    the first one go on, and close: a new process must get step 6, and step 4 by request. Then the
+    second save is of step 4, too: a new process gets that one. A save that waits for the one before
+    it keeps the order, and so does one that raises meanwhile.
+    """
+    undisturbed(subject)
+    legal = subject.legal(subject.golden(ALL))
+    subject.reset()
+    with standing_on(
+        subject,
+        test_what_the_job_does_after_the_call_is_not_saved,
+        test_saves_that_overlap_keep_their_order,
+    ):
+        _require_both(subject, legal)
+        if subject.info.saves_over:
+            _require_the_later_save(subject, legal)
+
+
+def _require_both(subject: Subject, legal: Mapping[int, Leaves]) -> None:
+    """Raise Violation unless both steps are there, and the one in the foreground is the newest."""
+    saving = _during_one(subject, Train(n=2), Save(go_on=True))
+    with due_to_the_overlap(subject, legal):
+        steps = {NEWEST: f"step {NEWEST}, whose save went on meanwhile,"}
+        if not _is_refused(saving):
+            require_good_end(subject, saving, "a save in the foreground fails beside another one")
+            steps[LATER] = f"step {LATER}, which was saved in the foreground,"
+        require_each(subject, steps, legal)
+    _require_overlap(subject, saving, legal)
+
+
+def _require_the_later_save(subject: Subject, legal: Mapping[int, Leaves]) -> None:
+    """Raise Violation unless a step that is saved again in the foreground is the later save."""
+    wanted = _saved_over(subject, legal[NEWEST])
+    subject.reset()
+    saving = _during_one(subject, Train(n=1), Save(step=NEWEST, go_on=True))
+    if _is_refused(saving):
+        wanted = legal[NEWEST]
+    else:
+        require_good_end(subject, saving, "the second save of one step fails")
+    resumed = subject.resume()
+    if differs := oracle.differences(oracle.arrival(resumed)[1], wanted, subject.holds):
+        evidence = {**subject.evidence(resumed), "differs": differs}
+        message = "the save that was begun first takes the place of the one that returned later"
+        raise Violation(message, evidence=evidence)
+    _require_overlap(subject, saving, legal)
+
+
+def _during_one(subject: Subject, train: Train, save: Save) -> ProcessResult:
+    """Begin to save step 4, train and save meanwhile, wait for what was begun, and close."""
+    first = _begin_first(subject)
+    return subject.execute(*up_to_newest(), first, train, save, EndSaves(), Close())
+
+
+def _is_refused(saving: ProcessResult) -> bool:
+    """Return whether the save in the foreground has raised, and all else went well."""
+    return saving.reached(SaveResult) and bool(saving.of(SaveResult).error)
 
 
 @check("CKC-ASYN-004")

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance.fsck.formats import pickles
 from ckpt_conformance.fsck.judge.judge import Options, judge
+from ckpt_conformance.fsck.pickled import pickles
 from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from torch.distributed import checkpoint as dcp_library
 from unsafe_corpus import Evil
 
 from ckpt_conformance.fault_injectors import crafted
-from ckpt_conformance.fsck.formats import dcp, manifest, pickles
+from ckpt_conformance.fsck.formats import dcp, manifest
 from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.pickled import pickles
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, State
 
 if TYPE_CHECKING:

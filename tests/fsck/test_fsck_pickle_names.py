@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from torch import _weights_only_unpickler
 
-from ckpt_conformance.fsck.formats import pickles
-from ckpt_conformance.fsck.formats.pickles import Asked, Name
 from ckpt_conformance.fsck.formats.written_names import (
     ANY,
     CLASSES,
@@ -18,6 +16,9 @@ from ckpt_conformance.fsck.formats.written_names import (
     NOT_CALLED,
     judge_names,
 )
+from ckpt_conformance.fsck.pickled import pickles
+from ckpt_conformance.fsck.pickled.pickle_values import Name
+from ckpt_conformance.fsck.pickled.pickles import Asked
 from ckpt_conformance.fsck.source.findings import Finding, Kind, allowed
 from ckpt_conformance.fsck.source.trust import Trust
 

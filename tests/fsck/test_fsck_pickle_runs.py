@@ -10,8 +10,9 @@ from dcp_bytes import metadata_of
 from hypothesis import HealthCheck, example, given, settings
 from test_fsck_parsers import edited, edits
 
-from ckpt_conformance.fsck.formats import cover, dcp, pickle_runs, pickles
-from ckpt_conformance.fsck.formats.pickles import Made, Name, Persistent
+from ckpt_conformance.fsck.formats import cover, dcp
+from ckpt_conformance.fsck.pickled import pickle_runs, pickles
+from ckpt_conformance.fsck.pickled.pickle_values import Made, Name, Persistent
 from ckpt_conformance.fsck.source.findings import Malformed
 
 if TYPE_CHECKING:

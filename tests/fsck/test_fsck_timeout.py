@@ -14,7 +14,8 @@ import torch
 from stopped import PATIENCE, Place, place
 from test_fsck_stopped import sparse
 
-from ckpt_conformance.fsck.formats import pickles, safetensors_file, torchscript, torchsnapshot
+from ckpt_conformance.fsck.formats import safetensors_file, torchscript, torchsnapshot
+from ckpt_conformance.fsck.pickled import pickles
 from ckpt_conformance.fsck.source.clock import Clock
 from ckpt_conformance.fsck.source.findings import OutOfTime
 from ckpt_conformance.fsck.source.untrusted import parse_any_json

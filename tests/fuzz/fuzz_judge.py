@@ -38,12 +38,13 @@ from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.diff.compare import Difference, Status
 from ckpt_conformance.fsck.diff.diff import diff
 from ckpt_conformance.fsck.formats import dcp
-from ckpt_conformance.fsck.formats.pickles import Asked, Name
 from ckpt_conformance.fsck.formats.written_names import judge_names
 from ckpt_conformance.fsck.judge import judging
 from ckpt_conformance.fsck.judge.examine import find
 from ckpt_conformance.fsck.judge.judge import Judged, Options, judge
 from ckpt_conformance.fsck.layouts.layouts import Format
+from ckpt_conformance.fsck.pickled.pickle_values import Name
+from ckpt_conformance.fsck.pickled.pickles import Asked
 from ckpt_conformance.fsck.source import source
 from ckpt_conformance.fsck.source.findings import Kind, State
 from ckpt_conformance.report import diff_lines, fsck_lines

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
-from ckpt_conformance.fsck.formats.pickles import Made, Name, Persistent
 from ckpt_conformance.fsck.formats.torch_file import Tensor, as_tensor, storage_of, tensor_of
+from ckpt_conformance.fsck.pickled.pickle_values import Made, Name, Persistent
 from ckpt_conformance.fsck.source.findings import TooLarge
 from ckpt_conformance.fsck.source.untrusted import clip, is_dict, is_sequence, is_tuple
 

@@ -12,7 +12,7 @@ import numpy as np
 from ckpt_conformance.fsck.contents import tiles, ulps
 from ckpt_conformance.fsck.contents.entries import Tensor
 from ckpt_conformance.fsck.contents.leaves import Value, same_value
-from ckpt_conformance.fsck.formats.pickles import Name
+from ckpt_conformance.fsck.pickled.pickle_values import Name
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.untrusted import clip, is_sequence
 

@@ -11,10 +11,10 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance.fsck.formats import pickles
 from ckpt_conformance.fsck.formats.foreign import HDF5, read_hdf5
 from ckpt_conformance.fsck.formats.zarr import item_size
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
+from ckpt_conformance.fsck.pickled import pickles
 from ckpt_conformance.fsck.source.findings import Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import clip, count, is_dict, is_list, is_tuple

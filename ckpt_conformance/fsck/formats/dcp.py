@@ -11,10 +11,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpt_conformance.fsck.formats import cover, pickles, safetensors_file
+from ckpt_conformance.fsck.formats import cover, safetensors_file
 from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
-from ckpt_conformance.fsck.formats.pickles import Asked, Broken, Made, Name
 from ckpt_conformance.fsck.formats.torch_file import dtype_name, sizes
+from ckpt_conformance.fsck.pickled import pickles
+from ckpt_conformance.fsck.pickled.pickle_values import Made, Name
+from ckpt_conformance.fsck.pickled.pickles import Asked, Broken
 from ckpt_conformance.fsck.source.findings import Malformed, Unsafe
 from ckpt_conformance.fsck.source.untrusted import (
     MOST_COUNT,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.fsck.formats.pickles import STEPS, Limit, Machine, Made, Name, Short, Steps
+from ckpt_conformance.fsck.pickled.pickle_values import Made, Name
+from ckpt_conformance.fsck.pickled.pickles import STEPS, Limit, Machine, Short, Steps
 from ckpt_conformance.fsck.source.untrusted import count, is_dict, is_tuple
 
 if TYPE_CHECKING:

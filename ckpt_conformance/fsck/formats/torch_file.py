@@ -8,23 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck.formats import (
     joblib_arrays,
-    pickles,
     small_records,
     torchscript,
     zips,
 )
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
-from ckpt_conformance.fsck.formats.pickles import (
-    FROM_BYTES,
-    MOST_BYTES,
-    Asked,
-    Broken,
-    Made,
-    Name,
-    Persistent,
-    Short,
-)
 from ckpt_conformance.fsck.formats.written_names import ANY, judge_names
+from ckpt_conformance.fsck.pickled import pickles
+from ckpt_conformance.fsck.pickled.pickle_values import Made, Name, Persistent
+from ckpt_conformance.fsck.pickled.pickles import FROM_BYTES, MOST_BYTES, Asked, Broken, Short
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span

@@ -16,14 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
-from ckpt_conformance.fsck.formats.pickles import Name
+from ckpt_conformance.fsck.pickled.pickle_values import Name
 from ckpt_conformance.fsck.source.findings import Kind
 from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from ckpt_conformance.fsck.formats.pickles import Asked
+    from ckpt_conformance.fsck.pickled.pickles import Asked
 
 _TYPES = (
     *("BFloat16", "Bool", "Byte", "Char", "ComplexDouble", "ComplexFloat", "Double", "Float"),
@@ -44,7 +44,7 @@ _SPECS = "DTensorSpec TensorMeta ShardOrderEntry"
 _SHARDED = "torch.distributed._shard"
 _DATA = {
     "builtins": _PLAIN,
-    "__builtin__": _PLAIN,
+    "__builtin__": f"{_PLAIN} long unicode",  # int and str, in protocols 0 to 2
     "_codecs": "encode",
     "array": "array _array_reconstructor",
     "collections": "OrderedDict Counter defaultdict deque",
@@ -207,6 +207,7 @@ _CLASSES = {
     "torch.amp.grad_scaler": "GradScaler",
     "torch.cuda.amp.grad_scaler": "GradScaler",
     "numpy": "memmap matrix recarray",
+    "numpy.rec": "recarray",
     "numpy.ma": "MaskedArray",
     "numpy.ma.core": "MaskedArray",
 }
@@ -218,11 +219,13 @@ _MAKERS = {
     "pathlib": _PATHS,
     "pathlib._local": _PATHS,
     "functools": "partial",
+    "types": "SimpleNamespace",  # no instance of it is pickled without a call
     "random": "Random",
     "torch": "Generator",
     "torch._C": "Generator",
     "torch.nn.parameter": "UninitializedParameter UninitializedBuffer",
-    "numpy": "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64",
+    "numpy": "record bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 "
+    "float64",
     "numpy.random._pickle": "__generator_ctor __bit_generator_ctor __randomstate_ctor",
     "numpy.random.mtrand": "RandomState",
     "numpy.random._generator": "Generator",
@@ -258,6 +261,7 @@ NOT_CALLED = frozenset(
     {
         Name("torch.distributed.device_mesh", "DeviceMesh"),  # a call opens a process group
         Name(f"{_SHARDED}.sharded_tensor.api", "ShardedTensor"),
+        Name("numpy", "ndarray"),  # a call takes the memory of any object
     }
 )
 """Data of which instances are made only."""

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ckpt_conformance.fsck.formats import torch_file
-from ckpt_conformance.fsck.formats.pickles import Made, Name
+from ckpt_conformance.fsck.pickled.pickle_values import Made, Name
 from ckpt_conformance.fsck.source.findings import Held, Malformed, Role
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import is_dict, is_sequence, is_tuple

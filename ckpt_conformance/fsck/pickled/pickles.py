@@ -17,8 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from ckpt_conformance.fsck.pickled import numpy_memory
+from ckpt_conformance.fsck.pickled.pickle_values import Made, Name, Persistent
 from ckpt_conformance.fsck.source import clock
 from ckpt_conformance.fsck.source.findings import Malformed, NotRead
 from ckpt_conformance.fsck.source.untrusted import (
@@ -32,7 +34,7 @@ from ckpt_conformance.fsck.source.untrusted import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from ckpt_conformance.fsck.formats.pickle_runs import Runs
+    from ckpt_conformance.fsck.pickled.pickle_runs import Runs
 
 Step = Callable[["Machine"], object]
 Steps = Mapping[int, Step]
@@ -54,23 +56,15 @@ _AT_ONCE = 1000  # instructions between two looks at the limits
 _STOP = ord(".")
 
 
-class Name(NamedTuple):
-    """What a pickle asks to import, and does not get."""
-
-    module: str
-    name: str
-
-    def __str__(self) -> str:
-        """Write it as Python would."""
-        return f"{self.module}.{self.name}"
-
-
 class Trick(StrEnum):
     """What no library's pickle does, and what hides a call of something."""
 
     CALLS_RESULT = "calls something that it made, and no name"
     COMPUTES_NAME = "computes a name that it asks for"
     CHANGES_NAME = "sets attributes of a class or a function"
+    NO_DTYPE = "makes a type of array elements that NumPy does not write"
+    FOREIGN_MEMORY = "makes an array of the memory of an object"
+    SETS_ITEMS = "sets items of an array"
 
 
 @dataclass(slots=True)
@@ -129,32 +123,6 @@ class Broken(Malformed):
         self.is_short = isinstance(error, Short)
 
 
-@dataclass(slots=True, eq=False)
-class Made:
-    """A call or an instance that a pickle asks for.
-
-    Attributes:
-        of: what was called, a `Name` in what torch writes.
-        args: its arguments.
-        state: what BUILD would have set, None without it.
-        parts: what was appended, and (key, value) of what was set; None for nothing.
-        keys: where `pickle_runs` read it: the names of the values in `state`, which is a tuple.
-
-    """
-
-    of: Any
-    args: Any
-    state: Any = None
-    parts: list[Any] | None = None
-    keys: tuple[str, ...] | None = None
-
-    def add(self, items: Iterable[Any]) -> None:
-        """Append or set items."""
-        if self.parts is None:
-            self.parts = []
-        self.parts.extend(items)
-
-
 class _Hidden:
     """What stands in the memo where nothing was put, or where `pickle_runs` passed over it."""
 
@@ -164,13 +132,6 @@ HIDDEN = _Hidden()
 
 class Again(Exception):  # noqa: N818  no error: a reason to read once more
     """Something was asked for that was passed over: read every instruction."""
-
-
-@dataclass(slots=True, eq=False)
-class Persistent:
-    """A reference to something outside of the pickle: a storage, in what torch writes."""
-
-    id: Any
 
 
 def make(of: Any, args: Any) -> Any:  # noqa: ANN401  what a pickle holds
@@ -185,14 +146,14 @@ def make(of: Any, args: Any) -> Any:  # noqa: ANN401  what a pickle holds
 
 
 # Where functions that rebuild something take its class: no call of it, but of its `__new__`.
-_CLASS_AT = {
-    Name("copyreg", "_reconstructor"): 0,
-    Name("copy_reg", "_reconstructor"): 0,
-    Name("torch._tensor", "_rebuild_from_type_v2"): 1,
-    Name("torch._utils", "_rebuild_wrapper_subclass"): 0,
-    Name("numpy.core.multiarray", "_reconstruct"): 0,
-    Name("numpy._core.multiarray", "_reconstruct"): 0,
-    Name("numpy.ma.core", "_mareconstruct"): 0,
+_CLASSES_AT = {
+    Name("copyreg", "_reconstructor"): (0,),
+    Name("copy_reg", "_reconstructor"): (0,),
+    Name("torch._tensor", "_rebuild_from_type_v2"): (1,),
+    Name("torch._utils", "_rebuild_wrapper_subclass"): (0,),
+    Name("numpy.core.multiarray", "_reconstruct"): (0,),
+    Name("numpy._core.multiarray", "_reconstruct"): (0,),
+    Name("numpy.ma.core", "_mareconstruct"): (0, 1),
 }
 FROM_BYTES = Name("torch.storage", "_load_from_bytes")  # of a storage in a plain pickle
 
@@ -219,6 +180,7 @@ class Machine:
         self.loose: Counter[Name] = Counter()  # how often a name was pushed, and not made use of
         self.has_gaps = False
         self.parts = 0
+        self.dtypes: list[Made] = []
         self.fault = ""  # found on the way, and no reason for Python's own machine to stop
 
     def run(self, steps: Steps) -> Any:  # noqa: ANN401  any part
@@ -232,6 +194,7 @@ class Machine:
             value = self.stack.pop()
             self.asked.handed |= {name for name, times in self.loose.items() if times > 0}
             self.loose.clear()
+            self._note_dtypes()
             if self.fault:
                 self.refuse(self.fault)
         except NotRead:
@@ -251,7 +214,13 @@ class Machine:
     def _asked_so_far(self) -> Asked:
         """Return what was asked for; what is to be done with the names on the stack is unknown."""
         self.asked.handed |= self.loose.keys()
+        self._note_dtypes()
         return self.asked
+
+    def _note_dtypes(self) -> None:
+        """Note that a type of elements, as it is in the end, is none that NumPy writes."""
+        if not numpy_memory.are_written(self.dtypes):
+            self.asked.tricks.add(Trick.NO_DTYPE)
 
     def _advance(self, steps: Steps) -> bool:
         """Carry out some instructions; tell whether there are more."""
@@ -308,7 +277,7 @@ class Machine:
         """
         if self.runs:
             raise Again  # many instances were passed over: the value is one of theirs
-        from ckpt_conformance.fsck.formats.pickle_runs import ends_of_reads  # its table is large
+        from ckpt_conformance.fsck.pickled.pickle_runs import ends_of_reads  # its table is large
 
         if self.frame_end not in ends_of_reads(self.data, start):
             where = f"the value at {start}..{self.at}"
@@ -328,6 +297,16 @@ class Machine:
         """Push what takes memory."""
         self.count_part()
         self.stack.append(value)
+
+    def push_call(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
+        """Push what a call makes; note what it says of memory."""
+        made = make(of, args)
+        if isinstance(made, Made):
+            if of == numpy_memory.DTYPE:
+                self.dtypes.append(made)
+            elif numpy_memory.takes_foreign_memory(made):
+                self.asked.tricks.add(Trick.FOREIGN_MEMORY)
+        self.push_made(made)
 
     def get(self, index: int, start: int) -> None:
         """Push what was kept; instances of a class that is asked for may follow, from `start`."""
@@ -388,9 +367,14 @@ class Machine:
         self.asked.called.add(of)
         if of == FROM_BYTES:
             self.asked.nested.append(args)
-        at = _CLASS_AT.get(of)
-        if at is not None and is_tuple(args) and len(args) > at and isinstance(args[at], Name):
-            self.loose[args[at]] -= 1
+        for at in _CLASSES_AT.get(of, ()):
+            if is_tuple(args) and len(args) > at and isinstance(args[at], Name):
+                self.loose[args[at]] -= 1
+
+    def note_items(self, target: Made) -> None:
+        """Note that items of an array are set: no library does, and no comparison sees it."""
+        if numpy_memory.is_array(target.of):
+            self.asked.tricks.add(Trick.SETS_ITEMS)
 
     def note_instance(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
         """Note that an instance is made: of arguments, nobody knows what its class makes."""
@@ -415,7 +399,7 @@ def load(data: bytes, many: Collection[Name] = ()) -> tuple[Any, Asked]:
     """
     with without_collector():
         if many and len(data) >= LARGE:
-            from ckpt_conformance.fsck.formats.pickle_runs import Runs  # its patterns take 5 ms
+            from ckpt_conformance.fsck.pickled.pickle_runs import Runs  # its patterns take 5 ms
 
             machine = Machine(data, Runs(many))
             with contextlib.suppress(Again):
@@ -556,14 +540,14 @@ def _stack_global(machine: Machine) -> None:
 def _call(machine: Machine) -> None:
     args, of = machine.stack.pop(), machine.stack.pop()
     machine.note_call(of, args)
-    machine.push_made(make(of, args))
+    machine.push_call(of, args)
 
 
 def _new(machine: Machine) -> None:
     """Make an instance: of its class, `__new__` alone is called."""
     args, of = machine.stack.pop(), machine.stack.pop()
     machine.note_instance(of, args)
-    machine.push_made(make(of, args))
+    machine.push_call(of, args)
 
 
 def _call_with_names(machine: Machine) -> None:
@@ -580,6 +564,8 @@ def _build(machine: Machine) -> None:
     state = machine.stack.pop()
     target = machine.stack[-1]
     if isinstance(target, Made):
+        if target.of == numpy_memory.DTYPE and target.state is not None:
+            machine.asked.tricks.add(Trick.NO_DTYPE)  # it was another one until here
         target.state, target.keys = state, None
     elif isinstance(target, Name):
         machine.asked.tricks.add(Trick.CHANGES_NAME)
@@ -621,6 +607,7 @@ def _set_pairs(machine: Machine, items: list[Any]) -> None:
                 machine.loose[key] -= 1
             target[key if type(key) is str else _key(key)] = value
     elif isinstance(target, Made):
+        machine.note_items(target)
         target.add(pairs)
     else:
         raise Limit(f"the pickle sets items of a {type(target).__name__}")
@@ -638,6 +625,7 @@ def _set_items(machine: Machine) -> None:
 def _extend(machine: Machine, items: list[Any]) -> None:
     target = machine.stack[-1]
     if isinstance(target, Made):
+        machine.note_items(target)
         target.add(items)
     elif isinstance(target, list):
         target.extend(items)
@@ -718,7 +706,7 @@ def _called_with(machine: Machine, of: Any, args: tuple[Any, ...]) -> None:  # n
     machine.note_instance(of, args)  # without arguments, Python only makes an instance
     if isinstance(of, Name):
         machine.asked.made.add(of)
-    machine.push_made(make(of, args))
+    machine.push_call(of, args)
 
 
 def _append(machine: Machine) -> None:

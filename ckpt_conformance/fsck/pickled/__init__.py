@@ -1,0 +1,1 @@
+"""Pickles read as data: no name is imported, and nothing is called."""
