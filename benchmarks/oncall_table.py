@@ -35,7 +35,7 @@ import fsck_swaps  # noqa: E402  as above
 from ckpt_conformance.cli.disk import drills  # noqa: E402
 from ckpt_conformance.fault_injectors.drills import FAULTS  # noqa: E402
 from ckpt_conformance.fsck.judge.judge import Options, judge  # noqa: E402
-from ckpt_conformance.fsck.layouts.layouts import step_of  # noqa: E402
+from ckpt_conformance.fsck.layouts.step_names import step_of  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -236,22 +236,6 @@ class SideBySide(Backgrounds):
 
 
 @mutant(
-    "C03-foreground",
-    url="NVIDIA-NeMo/Megatron-Bridge#5184",
-    change="a save in the foreground does not wait for those that go on in the background",
-    violates={"CKC-ASYN-003"},
-)
-class WaitsForNone(CheckpointManager):
-    """Returns first; of one step the save that was begun before it is what stays."""
-
-    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
-        """Save at once."""
-        left_out = dict.fromkeys(("optimizers", "scheduler", "dataloader", "extra", "stateful"))
-        given: Any = {**left_out, "tokens_seen": 0, **parts}
-        return self.save_parts(step, given)
-
-
-@mutant(
     "D10-buffers",
     url="pytorch/pytorch#155192",
     change="the copies of a save in the background go into the buffers of the one before",

@@ -74,6 +74,13 @@ def test_a_run_deep_below_is_found_and_one_too_deep_told(tmp_path: Path) -> None
     assert newest(tmp_path) == "step_7"
 
 
+def open_for_all(path: Path) -> None:
+    """Let other users enter a folder of pytest's, which is its user's alone."""
+    for one in (path, *path.parents[:3]):
+        if one.stat().st_uid == os.getuid() and one != Path("/tmp"):  # noqa: S108  as pytest's
+            one.chmod(0o755)
+
+
 def as_nobody(*words: str | Path) -> tuple[int, str]:
     """Run the command line as a user who may read nothing that is not for all."""
     command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
@@ -89,9 +96,7 @@ def as_nobody(*words: str | Path) -> tuple[int, str]:
 def test_a_folder_that_may_not_be_read_hides_no_other_step(
     tmp_path: Path, folder: str, *, is_step: bool
 ) -> None:
-    for path in (tmp_path, *tmp_path.parents[:3]):
-        if path.stat().st_uid == os.getuid() and path != Path("/tmp"):  # noqa: S108  as pytest's
-            path.chmod(0o755)
+    open_for_all(tmp_path)
     run_of(tmp_path)
     (tmp_path / folder).mkdir(exist_ok=True)
     (tmp_path / folder).chmod(0)
@@ -102,6 +107,23 @@ def test_a_folder_that_may_not_be_read_hides_no_other_step(
     assert reports["step_1"]["state"] == "whole"
     status, out = as_nobody("fsck", tmp_path, "--newest-whole")
     assert (status, Path(out.strip()).name) == ((2, "") if is_step else (0, "step_2"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="who is no root cannot become another user")
+@pytest.mark.parametrize(
+    ("folder", "status"),
+    [("checkpoints", 2), ("lost+found", 0), (".snapshots", 0), ("old/logs", 0)],
+)
+def test_a_folder_that_may_not_be_read_may_hold_a_newer_one(
+    tmp_path: Path, folder: str, status: int
+) -> None:
+    """An older one that is whole is no answer then; what a system keeps for itself is no run's."""
+    open_for_all(tmp_path)
+    run_of(tmp_path / "old")
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder).chmod(0)
+    answer, out = as_nobody("fsck", tmp_path, "--newest-whole")
+    assert (answer, Path(out.strip()).name) == (status, "" if status else "step_2")
 
 
 @pytest.mark.parametrize("name", ["optimizer.old", "optimizer.pt.bak", "old.tmp/optimizer.pt"])
@@ -191,3 +213,26 @@ def test_the_first_step_of_a_killed_save_is_incomplete(tmp_path: Path) -> None:
     judged = judge(tmp_path)
     assert states(judged) == {"checkpoint-5": State.INCOMPLETE}
     assert judged.newest_whole is None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["run_2026-11-30T10_00.pt", "run_2026-12-01T09_00.pt"],
+        ["best-val_loss=1.234.ckpt", "best-val_loss=0.999.ckpt"],
+    ],
+)
+def test_names_that_differ_in_a_date_or_a_metric_are_a_checkpoint_each(
+    tmp_path: Path, names: list[str]
+) -> None:
+    """The last one is the newest, by its time, and a damaged one costs no other."""
+    for at, name in enumerate(names):
+        torch.save({"model": torch.ones(300)}, tmp_path / name)
+        os.utime(tmp_path / name, (at + 1, at + 1))
+    assert newest(tmp_path) == names[-1]
+    data = bytearray((tmp_path / names[0]).read_bytes())
+    data[1200] ^= 1
+    (tmp_path / names[0]).write_bytes(data)
+    os.utime(tmp_path / names[0], (1, 1))
+    assert newest(tmp_path) == names[-1]
+    assert len(judge(tmp_path).reports) == len(names)

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_conformance.fsck.formats import cover
-from ckpt_conformance.fsck.layouts.layouts import is_leftover, step_of
+from ckpt_conformance.fsck.layouts.layouts import is_leftover
+from ckpt_conformance.fsck.layouts.step_names import step_of
 from ckpt_conformance.fsck.source.findings import Malformed
 
 CLAIM = 10**15
@@ -139,6 +140,13 @@ def test_coverage_agrees_with_counting(shape: tuple[int, int], boxes: Boxes) -> 
         ("mp_rank_00_model_states.pt", None),
         ("model_world_size_2_rank_1.pt", None),
         ("last.ckpt", None),
+        ("best-val_loss=1.234.ckpt", None),
+        ("checkpoint-best-0.930", None),
+        ("epoch=02-val_loss=0.32.ckpt", 2),
+        ("2026-11-30", None),
+        ("run_2026-11-01T10_00.pt", None),
+        ("2026-11-30_step_5", 5),
+        ("model.100", 100),
         ("model.safetensors", None),
     ],
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,7 +23,7 @@ from ckpt_conformance.fsck.source.source import in_threads
 from ckpt_conformance.fsck.source.sums import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ckpt_conformance.fsck.judge.judging import Age
     from ckpt_conformance.fsck.judge.siblings import Kin
@@ -265,7 +264,7 @@ class Gate:
                     self.none[one.found.name] = self.known.pop(one.found.name)
                 else:
                     one.age, one.kin = look
-        return sorted(self.known.values(), key=attrgetter("age"), reverse=True)
+        return _newest_first(self.known.values())
 
     def _judge(self, judging: Judging, one: _Known) -> None:
         """Look at the files of a checkpoint, and judge it; `is_settled` looks at them again."""
@@ -352,6 +351,19 @@ class Gate:
             for name, one in self.meanwhile.items()
             if str(self._path(name)) not in told_of or one is Change.GONE
         )
+
+
+def _newest_first(listed: Collection[_Known]) -> list[_Known]:
+    """Order what was listed; a folder that nobody could look into may hold the newest of all.
+
+    One beside checkpoints does not: there a run has its logs.
+    """
+    places = {one.found.parent for one in listed if not one.found.may_hide_newer}
+
+    def key(one: _Known) -> tuple[bool, Age]:
+        return one.found.may_hide_newer and one.found.parent not in places, one.age
+
+    return sorted(listed, key=key, reverse=True)
 
 
 def _files(top: Where, found: Found, stamps: Stamps) -> Files:

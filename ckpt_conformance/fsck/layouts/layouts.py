@@ -29,7 +29,7 @@ from ckpt_conformance.fsck.formats import (
     torchsnapshot,
     zips,
 )
-from ckpt_conformance.fsck.layouts import linked
+from ckpt_conformance.fsck.layouts import linked, step_names
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed, OutOfTime
 from ckpt_conformance.fsck.source.places import folder_at
@@ -50,15 +50,6 @@ _BY_NAME = (".safetensors", *_TORCH)
 _LEFTOVER = re.compile(
     r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$|"
     r"\.orbax-checkpoint-tmp)"
-)
-_SHARD = re.compile(
-    r"(?:^|[._-])(?:rank|shard|part|mp|tp|pp|dp|ep|cp|world_size)[_-]?\d+|\d+[_-]of[_-]\d+"
-)
-_STEP = (
-    re.compile(r"(?:global_?steps?|steps?|iter(?:ation)?s?|batch)[-_=]?(\d{1,18})", re.IGNORECASE),
-    re.compile(r"(?:checkpoint|ckpt|dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})"),
-    re.compile(r"(?:epoch|ep)[-_=]?(\d{1,18})", re.IGNORECASE),
-    re.compile(r"(?:^|[-_.=])(\d{1,18})$"),
 )
 OF_A_STEP = re.compile(
     r"^(?:global_?steps?|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
@@ -183,17 +174,6 @@ class Overview:
     leftovers: list[str] = field(default_factory=list[str])
     links: dict[str, str] = field(default_factory=dict[str, str])
     """Links that are not followed, and why."""
-
-
-def step_of(name: str) -> int | None:
-    """Return the step that a name says; None where it says none."""
-    stem = re.sub(r"\.(?:pt|pth|ckpt|bin|safetensors|json|distcp|pkl)$", "", name)
-    stem = _SHARD.sub("", stem)
-    for pattern in _STEP:
-        digits = pattern.findall(stem)
-        if digits:
-            return int(digits[-1])
-    return None
 
 
 def is_reference_file(path: Where) -> bool:
@@ -423,7 +403,7 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = DEEP
     """Take what is below a folder, so many levels, as one checkpoint; names are relative to it."""
     inner = folder.inner(base)
     root = inner.root
-    candidate = Candidate(root, root, "", step_of(root.resolve().name))
+    candidate = Candidate(root, root, "", step_names.step_of(root.resolve().name))
     sub: dict[str, list[str]] = defaultdict(list)
     links: list[str] = []
     for name, kind in inner.walk(depth):
@@ -540,7 +520,7 @@ def take_uncommitted(folder: Folder, base: str, form: Format, overview: Overview
     root = inner.root
     parts = [Part(form, "", SIGNS.get(form, ""))]
     layout = str(form) if form in SIGNS else "unknown"
-    candidate = Candidate(root, root, layout, step_of(root.resolve().name), parts)
+    candidate = Candidate(root, root, layout, step_names.step_of(root.resolve().name), parts)
     names = [name for name, kind in inner.walk() if is_file(kind)]
     candidate.files = [name for name in names if not is_beside(name)]
     candidate.parts += [Part(Format.OTHER, "", name) for name in names if is_beside(name)]
@@ -650,7 +630,7 @@ def sets(names: Iterable[str]) -> Iterator[list[str]]:
     """Keep files together that differ in the number of a rank or a part only."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        groups[_SHARD.sub("", name)].append(name)
+        groups[step_names.SHARD.sub("", name)].append(name)
     yield from groups.values()
 
 
@@ -732,7 +712,9 @@ def find_file(path: Where) -> Overview:
             return Overview([own])
     form = format_of(folder, path.name) or _by_name(folder, path)
     part = Part(form, "", path.name)
-    candidate = Candidate(path, path.parent, str(form), step_of(path.name), [part], [path.name])
+    candidate = Candidate(
+        path, path.parent, str(form), step_names.step_of(path.name), [part], [path.name]
+    )
     candidate.is_alone = True
     has_missing = any(written.missing([path.name]))
     candidate.is_part_of_set = has_missing or _is_part_of_set(folder, path)
@@ -775,7 +757,9 @@ def _is_part_of_set(folder: Folder, path: Where) -> bool:
     if is_by_names(names) or written.library(f"{above}/{name}" for name in names):
         return True
     others = [name for name in names if name != path.name and name.endswith(_DATA)]
-    step = step_of(path.name)
+    step = step_names.step_of(path.name)
     is_of_step = OF_A_STEP.match(path.parent.resolve().name) is not None
-    of_same_step = [name for name in others if step is not None and step_of(name) == step]
+    of_same_step = [
+        name for name in others if step is not None and step_names.step_of(name) == step
+    ]
     return bool(of_same_step) or (is_of_step and bool(others))

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckpt_conformance.fsck.layouts import layouts, linked
+from ckpt_conformance.fsck.layouts import layouts, linked, step_names
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.layouts.layouts import Candidate, Format, Overview, Part
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -110,6 +110,23 @@ class Found:
         """Whether a folder and what is below it is the checkpoint."""
         return self.sort in (Sort.FOLDER, Sort.UNCOMMITTED)
 
+    @property
+    def may_hide_newer(self) -> bool:
+        """Whether it is a folder of a run that was not looked into, and no step's.
+
+        What the system keeps for itself (`lost+found`, names with a dot) is none.
+        """
+        is_own = self.sort is Sort.DENIED and self.step is None
+        return is_own and not self.names[0].startswith((".", "lost+found"))
+
+    @property
+    def parent(self) -> str:
+        """The folder that it is in: empty, or with a slash at its end."""
+        if not self.is_folder:
+            return self.base
+        above, slash, _ = self.base.rstrip("/").rpartition("/")
+        return above + slash
+
     def folders(self, top: Where) -> list[str]:
         """List the folders in it, less work in progress; raises OSError."""
         if not self.is_folder:
@@ -164,7 +181,7 @@ class Listing:
             if not base:
                 raise
             above, _, name = base.rstrip("/").rpartition("/")
-            step = layouts.step_of(name) if layouts.OF_A_STEP.match(name) else None
+            step = step_names.step_of(name) if layouts.OF_A_STEP.match(name) else None
             denied = Found(Sort.DENIED, f"{above}/" if above else "", (name,), step)
             yield from self._take(denied)
             return
@@ -244,7 +261,7 @@ class Listing:
             if not is_step or not self._while_there(own, lambda: self._is_empty(own, found)):
                 return None
         time = _changed(self._folder.inner(own).root)
-        return Found(Sort.UNCOMMITTED, own, (str(form),), layouts.step_of(name), changed=time)
+        return Found(Sort.UNCOMMITTED, own, (str(form),), step_names.step_of(name), changed=time)
 
     def _is_empty(self, own: str, found: Iterable[Found]) -> bool:
         """Return whether no file of a folder holds a state; samples are meant to be there."""
@@ -294,7 +311,7 @@ class Listing:
         """Take links that hide a step as checkpoints, so that a finding explains each."""
         for name, kind in entries.items():
             if self._is_linked_step(base, name, kind):
-                yield from self._take(Found(Sort.LINK, base, (name,), layouts.step_of(name)))
+                yield from self._take(Found(Sort.LINK, base, (name,), step_names.step_of(name)))
 
     def _is_linked_step(self, base: str, name: str, kind: EntryKind) -> bool:
         """Return whether a link hides a step."""
@@ -323,7 +340,7 @@ class Listing:
         return Found(
             Sort.FOLDER,
             base,
-            step=layouts.step_of(inner.root.resolve().name),
+            step=step_names.step_of(inner.root.resolve().name),
             depth=depth,
             is_sure=is_sure,
             changed=_changed(inner.root),
@@ -339,7 +356,8 @@ class Listing:
     ) -> Iterator[Found]:
         """Take the manifests and the loose files of a run's folder.
 
-        Files that share no step with any other are one checkpoint, if there is nothing beside them.
+        Files that share no step with any other are one checkpoint, if there is nothing beside them;
+        of names that differ in a date or a metric alone each is one.
         """
         names = [
             name
@@ -355,14 +373,17 @@ class Listing:
         others: list[str] = []
         for name in rest:
             if layouts.may_be_loose(name):
-                groups[layouts.step_of(name)].append(name)
+                groups[step_names.step_of(name)].append(name)
             elif entries[name] is EntryKind.FILE and (
                 layouts.is_beside(name) or not layouts.is_text(name)
             ):
                 others.append(name)
-        alone = groups.pop(None, [])
+        marked = step_names.by_marks(groups.pop(None, []))
+        alone = marked.pop("", [])
         for step, group in sorted(groups.items(), key=lambda item: item[0] or 0):
             yield from self._take(self._some(Sort.FILES, base, group, step, links))
+        for group in marked.values():
+            yield from self._take(self._some(Sort.FILES, base, group, None, links))
         is_run = len(alone) > 1 and self._is_run(before)
         if not is_run and alone:
             alone, others = [*alone, *others], []
@@ -422,7 +443,7 @@ def file_found(path: Where, *, is_weighed: bool) -> Found:
     with contextlib.suppress(OSError, Malformed):  # who judges it gets the same error
         size = folder_at(path.parent).size(path.name) if is_weighed else 0
     weight = Weight.of([(path.name, size)])
-    return Found(Sort.FILE, "", (path.name,), layouts.step_of(path.name), weight=weight)
+    return Found(Sort.FILE, "", (path.name,), step_names.step_of(path.name), weight=weight)
 
 
 def resolved(folder: Folder, found: Found) -> Overview:
