@@ -440,7 +440,7 @@ class RemovesTheSameStep(CheckpointManager):
     "D06-background",
     url="mosaicml/composer#3376",
     change="the thread announces a step before it writes it, and a load wants what is announced",
-    violates={"CKC-ASYN-009"},
+    violates={"CKC-ASYN-003", "CKC-ASYN-009"},
 )
 class AnnouncesFirst(CheckpointManager):
     """Uploads the symlink before the files."""

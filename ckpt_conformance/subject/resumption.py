@@ -47,6 +47,7 @@ OWNERS = {
     "nested": "CKC-COMP-019",
     "bits": "CKC-RTRP-004",
     "layouts": "CKC-RTRP-004",
+    "slight": "CKC-RTRP-004",
     "sizes": "CKC-RTRP-001",
     "values": "CKC-COMP-012",
     "normal": "CKC-COMP-006",

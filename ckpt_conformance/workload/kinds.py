@@ -108,6 +108,10 @@ KINDS: dict[str, Kind] = {
     "scalars": Kind(own=Scalars, shows="scalars of NumPy in the user's own dict"),
     "double": Kind(own=Scalar, shows="one scalar of NumPy there, which is a float, too"),
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
+    "slight": Kind(
+        models.WithSlightChanges,
+        shows="tensors that change between two saves, and not for a comparison of values",
+    ),
     "layouts": Kind(
         models.WithLayouts,
         optimizer="viewing",

@@ -262,6 +262,42 @@ class WithBits(Plain):
             self.register_buffer("loudb16", (0x7F80 | signal).to(torch.int16).view(torch.bfloat16))
 
 
+class WithSlightChanges(Plain):
+    """Beside what `Plain` has, buffers whose change a comparison of their values does not see.
+
+    `zeros` change their sign between two saves, `ring` the order of its elements, one element of
+    `many` its last bit, `endless` and `unknown` what stands beside an infinity and a NaN.
+    """
+
+    zeros: Tensor
+    ring: Tensor
+    many: Tensor
+    endless: Tensor
+    unknown: Tensor
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every other tensor from the global generator."""
+        super().__init__(without)
+        self.register_buffer("zeros", torch.zeros(FEATURES))
+        self.register_buffer("ring", torch.randn(4 * FEATURES))
+        self.register_buffer("many", torch.randn(1000))
+        self.register_buffer("endless", torch.randn(FEATURES))
+        self.register_buffer("unknown", torch.randn(FEATURES))
+        self.endless[0], self.unknown[0] = -torch.inf, torch.nan
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to logits [B, 16]; change the buffers."""
+        logits = super().forward(x, classes)
+        with torch.no_grad():
+            if int(self.seen) // len(x) % 3 == 0:  # once between the two saves
+                self.zeros.neg_()
+            self.ring.copy_(self.ring.roll(1))
+            self.many.view(torch.int32)[7] += 1
+            self.endless[1:] += 1
+            self.unknown[1:] += 1
+        return logits
+
+
 class WithLayouts(Plain):
     """Beside what `Plain` has, tensors of images and volumes, whose channels lie side by side.
 

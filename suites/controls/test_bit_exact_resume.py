@@ -43,6 +43,7 @@ BUFFERS = {"constant", "seen", "average"}  # of the default kind of job
 LOUD = {"loud16", "loudb16", "loud32"}  # signalling NaNs: buffers of the kind `bits`
 BITS = {"nan32", "nan64", "signed", "tiny", "thirds", "wide"} | LOUD  # all of that kind
 IMAGES = {"filters", "pixels", "voxels", "row", "entry"}  # of the kind `layouts`
+SLIGHT = {"zeros", "ring", "many", "endless", "unknown"}  # of the kind `slight`
 FROZEN = "frozen"
 EXTRA_STATE = "_extra_state"
 DTYPES = (Feature.BFLOAT16, Feature.FLOAT8, Feature.COMPLEX64, Feature.BOOL, Feature.INT8)
@@ -208,6 +209,21 @@ def test_every_bit_pattern_comes_back(subject: Subject) -> None:
     resumption.arrive(subject, "bits", owner=True)
     message = "a tensor of unusual bits is not what was saved"
     resumption.identity(subject, "model", message, lambda path: path in BITS, "bits")
+
+
+@check("CKC-RTRP-004")
+def test_a_change_that_no_comparison_of_values_sees_is_saved(subject: Subject) -> None:
+    """A tensor that changed since the save before arrives as it is now, however little it changed.
+
+    Why: who writes only what has changed asks for it by `torch.equal`, by the largest difference or
+    by a sum, and serves the bits of the save before (K04).
+    How: between two saves of one manager the sign of zeros, the order of elements, the last bit of
+    one element of a thousand, and what stands beside an infinity and a NaN. The second is loaded.
+    """
+    controls.require(test_trained_parameters_are_the_saved_ones, subject)
+    controls.require(test_buffers_are_the_saved_ones, subject)
+    message = "a tensor is as it was at the save before"
+    resumption.identity(subject, "model", message, SLIGHT.__contains__, "slight")
 
 
 @check("CKC-RTRP-005")

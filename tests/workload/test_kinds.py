@@ -65,6 +65,7 @@ SHOWN_ELSEWHERE = {
     "values": "tests/suites/test_mutants.py: its check compares the dict itself",
     "scalars": "tests/suites/test_mutants.py: its check compares the dict itself, or it is refused",
     "double": "tests/suites/test_mutants.py: its check compares the dict itself",
+    "slight": "tests/suites/test_mutants.py: what is stale is the second save",
     "pairs": "tests/suites/test_mutants.py: its destination ties what was saved apart",
     "sparse": "tests/suites/test_mutants.py: it may be refused",
     "quantized": "tests/suites/test_mutants.py: it may be refused",
