@@ -10,6 +10,7 @@ from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
+from ckpt_conformance.fault_injectors.large_save import KIND
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
     BeginSave,
@@ -27,7 +28,7 @@ from ckpt_conformance.harness.messages import (
     Train,
 )
 from ckpt_conformance.harness.probes import probe
-from ckpt_conformance.subject import controls, oracle
+from ckpt_conformance.subject import controls, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.background_saves import (
     FULL_DISK,
@@ -106,6 +107,32 @@ def test_what_the_job_does_after_the_call_is_not_saved(subject: Subject) -> None
     if outcome is not Outcome.NEW:
         evidence = subject.evidence(resumed, legal[NEWEST], outcome=str(outcome))
         raise Violation("what was saved is not the state of the call", evidence=evidence)
+    require_held(subject, saving)
+
+
+@check("CKC-ASYN-001")
+def test_a_large_tensor_is_that_of_the_call(subject: Subject) -> None:
+    """A tensor of 64 MiB is saved in the background as it was at the call.
+
+    Why: a copy of what is large costs memory and time, so that alone was handed to the thread as it
+    was, and what was trained meanwhile went into the checkpoint (D01).
+    How: begin to save a job that has such a tensor; let no other thread run until every tensor is
+    changed in place; then wait. A new process must get the tensor as it was.
+    """
+    undisturbed(subject)
+    resumption.arrive(subject, KIND)
+    wanted = subject.golden(kind=KIND).at[NEWEST]
+    begin = BeginSave(faults=(begun_by(subject).late,))
+    ops = (*up_to_newest(), begin, Perturb(), EndSaves(), Close())
+    saving = subject.execute(*ops, kind=KIND)
+    resumed = subject.resume(kind=KIND)
+    arrived, state = oracle.arrival(resumed)
+    differs = oracle.differences(state, wanted, {"model"})
+    if arrived != NEWEST or differs:
+        evidence = {**subject.evidence(resumed), "the save": subject.tell(saving)}
+        with standing_on(subject, test_what_the_job_does_after_the_call_is_not_saved):
+            message = "a large tensor is not what it was at the call"
+            raise Violation(message, evidence={**evidence, "differs": differs})
     require_held(subject, saving)
 
 

@@ -16,6 +16,7 @@ from ckpt_conformance.reference_impl import (
     durable,
     torch_zip,
 )
+from ckpt_conformance.reference_impl.encode import walk
 from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
     from ckpt_conformance.reference_impl.train_state import Stateful
 
 MIB = 1 << 20
@@ -261,3 +263,28 @@ class KeepsTheTail(CheckpointManager):
                     old.seek(entry.size)
                     shutil.copyfileobj(old, new)
         super().replace_flat(reference, manifest, staged)
+
+
+@mutant(
+    "D01-large",
+    url="pytorch/pytorch#144657",
+    change="a save in the background copies no tensor of a MiB or more",
+    violates={"CKC-ASYN-001"},
+)
+class SharesWhatIsLarge(CheckpointManager):
+    """Saves the memory that the copy would take."""
+
+    def capture(self, step: int, *, copies: bool = False, **parts: Any) -> Snapshot:  # noqa: ANN401
+        """Take the live tensors in the place of large copies."""
+        state = super().capture(step, **parts, copies=copies)
+        live = super().capture(step, **parts).documents if copies else {}
+        for document, tree in live.items():
+            pairs = zip(
+                walk(state.documents[document], torch.Tensor),
+                walk(tree, torch.Tensor),
+                strict=True,
+            )
+            for (_, copied), (_, tensor) in pairs:
+                if tensor.nbytes >= MIB:
+                    copied.set_(tensor)
+        return state
