@@ -1,4 +1,4 @@
-"""Saves that write anew only what has changed, and do not see that something has (bug K04)."""
+"""Saves that write anew only what has changed, and do not see that something has (K04, A10)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import torch
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager
+from ckpt_conformance.reference_impl.durable import digest_bytes
 from ckpt_conformance.reference_impl.encode import walk
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 URL, TENSORS = "pytorch/pytorch#187138", "CKC-RTRP-004"
@@ -71,3 +74,36 @@ class BySum(WritesChanges):
         """By what is the same in any order."""
         one, other = before.sort().values, now.sort().values
         return before.ndim == 1 and torch.equal(one, other)
+
+
+@mutant(
+    "A10-known",
+    url="vllm-project/speculators#1026",
+    change="a model that was written once is not written again, though another one replaced it",
+    violates={"CKC-DISC-008"},
+)
+class OnceWritten(CheckpointManager):
+    """Keeps the digests of what it has written, and forgets none."""
+
+    known: frozenset[str] = frozenset()
+    last: Mapping[object, torch.Tensor] | None = None
+
+    def capture(self, step: int, *, copies: bool = False, **parts: Any) -> Snapshot:  # noqa: ANN401
+        """Leave the model of the save before where this one is known."""
+        del copies
+        state = super().capture(step, **parts, copies=True)
+        model: dict[object, Any] = dict(walk(state.documents["model"], torch.Tensor))
+        digest = digest_of(model)
+        if digest in self.known:
+            for path, tensor in (self.last or {}).items():
+                if path in model and model[path].shape == tensor.shape:
+                    model[path].copy_(tensor)
+        self.known |= {digest}
+        self.last = {path: tensor.clone() for path, tensor in model.items()}
+        return state
+
+
+def digest_of(tensors: Mapping[object, torch.Tensor]) -> str:
+    """Return one digest of the bytes of some plain tensors."""
+    plain = [t for t in tensors.values() if t.dtype in (torch.float32, torch.int64)]
+    return digest_bytes(b"".join(t.contiguous().numpy().tobytes() for t in plain))
