@@ -57,7 +57,7 @@ OWNERS = {
     "transformer": "CKC-RSUM-010",
     "two-optimizers": "CKC-COMP-014",
     "accumulate": "CKC-COMP-013",
-    "phases": "CKC-RSUM-007",
+    "phases": "CKC-COMP-012",
 }
 
 

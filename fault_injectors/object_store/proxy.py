@@ -397,6 +397,8 @@ async def _end_others() -> None:
     for one in others:
         one.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    for _ in range(3):  # a connection that was closed or aborted ends in the next turn of the loop
+        await asyncio.sleep(0)
 
 
 async def _read(request: web.BaseRequest) -> bytes:

@@ -222,6 +222,7 @@ def test_a_change_that_no_comparison_of_values_sees_is_saved(subject: Subject) -
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
     controls.require(test_buffers_are_the_saved_ones, subject)
+    resumption.arrive(subject, "slight", owner=True)
     message = "a tensor is as it was at the save before"
     resumption.identity(subject, "model", message, SLIGHT.__contains__, "slight")
 

@@ -458,6 +458,7 @@ def test_a_key_that_came_after_the_first_save_comes_back(subject: Subject) -> No
     what a run learns on its way: its phase, the id of its tracker (J02, K014).
     How: a phase of the training begins between two saves, and adds its id at a tracker to the dict.
     """
+    resumption.arrive(subject, "phases", owner=True)
     message = "a key that came after the first save is not what was saved"
     resumption.identity(subject, "extra", message, kind="phases")
 

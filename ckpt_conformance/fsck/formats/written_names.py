@@ -166,7 +166,6 @@ _NODES = (
 )
 _CLASSES = {
     "argparse": "Namespace",
-    "types": "SimpleNamespace",
     "uuid": "UUID",
     "_io": "BytesIO",  # extra states of layers are held in it
     "io": "BytesIO",
