@@ -103,6 +103,29 @@ class OnceWritten(CheckpointManager):
         return state
 
 
+@mutant(
+    "G14-address",
+    url="Megvii-BaseDetection/YOLOX#1318",
+    change="a tensor at an address that was seen is taken for the one that lay there",
+    violates={"CKC-COMP-010"},
+)
+class ByAddress(CheckpointManager):
+    """Copies each tensor once, and keeps its address, but not the tensor."""
+
+    def capture_stateful(self, stateful: Mapping[str, Any]) -> dict[str, Any]:
+        """Take one component after the other."""
+        seen: dict[object, torch.Tensor] = {}
+        return {name: self._once(part.state_dict(), seen) for name, part in stateful.items()}
+
+    def _once(self, tree: Any, seen: dict[object, torch.Tensor]) -> Any:  # noqa: ANN401
+        """Copy what was not seen."""
+        if isinstance(tree, torch.Tensor):
+            return seen.setdefault((tree.data_ptr(), tree.shape, tree.dtype), tree.clone())
+        if isinstance(tree, dict):
+            return {key: self._once(item, seen) for key, item in tree.items()}
+        return tree
+
+
 def digest_of(tensors: Mapping[object, torch.Tensor]) -> str:
     """Return one digest of the bytes of some plain tensors."""
     plain = [t for t in tensors.values() if t.dtype in (torch.float32, torch.int64)]

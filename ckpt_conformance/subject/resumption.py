@@ -57,6 +57,7 @@ OWNERS = {
     "transformer": "CKC-RSUM-010",
     "two-optimizers": "CKC-COMP-014",
     "accumulate": "CKC-COMP-013",
+    "computed": "CKC-COMP-010",
     "phases": "CKC-COMP-012",
 }
 

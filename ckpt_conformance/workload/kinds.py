@@ -18,6 +18,7 @@ from ckpt_conformance.workload.state import (
     CountingSgd,
     Ema,
     Extra,
+    FreshEma,
     Gradients,
     MasterSgd,
     NestingSgd,
@@ -57,6 +58,7 @@ class Kind:
     packing: int = 1  # samples in one row of a batch
     own: Callable[[int, Collection[str]], Extra] = Extra  # the user's own dict, from the seed
     is_normal: bool = False  # generators hold back the second of two normal draws at each save
+    average: type[Ema] = Ema
     is_drawing: bool = False  # its parts draw from the generators while they take their state
     shows: str = ""  # what only this kind shows
 
@@ -92,6 +94,12 @@ KINDS: dict[str, Kind] = {
     ),
     "accumulate": Kind(
         accumulate=3, shows="a save between two micro-batches: held gradients are state"
+    ),
+    "computed": Kind(
+        models.WithPages,
+        accumulate=3,
+        average=FreshEma,
+        shows="two components whose state is made anew, tensors of equal shapes, at each call",
     ),
     "rare-dtypes": Kind(
         models.Dtypes, shows="fp8, complex, bool and int8 tensors, views of one storage"
@@ -232,7 +240,7 @@ def build(name: str, seed: int, variant: str, without: Collection[str] = ()) -> 
     loader = ShuffledLoader(
         seed, workers=kind.workers, packing=kind.packing, is_drawing=kind.is_drawing
     )
-    ema = Ema(model)
+    ema = kind.average(model)
     if kind.is_drawing:
         for part in (model, scaler, ema, *optimizers.values(), *schedulers.values()):
             let_draw(part)

@@ -262,6 +262,22 @@ class WithBits(Plain):
             self.register_buffer("loudb16", (0x7F80 | signal).to(torch.int16).view(torch.bfloat16))
 
 
+class WithPages(Plain):
+    """Beside what `Plain` has, parameters of a page of memory, which is given out again at once."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        self.pages = nn.ParameterList(nn.Parameter(torch.randn(1024)) for _ in range(4))
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        h = super().hidden(x, classes)
+        for at, page in enumerate(self.pages):
+            h = h + (page * (at + 1)).sin().mean()
+        return h
+
+
 class WithSlightChanges(Plain):
     """Beside what `Plain` has, buffers whose change a comparison of their values does not see.
 

@@ -219,6 +219,15 @@ def let_draw(part: object) -> None:
     part.__class__ = type(kind.__name__, (kind,), given)
 
 
+class FreshEma(Ema):
+    """An average whose state is computed when it is asked for, as one that lies elsewhere is."""
+
+    def state_dict(self) -> StateDict:
+        """Return copies: who keeps nothing but their addresses has nothing."""
+        shadow = {name: value.clone() for name, value in self.shadow.items()}
+        return {**super().state_dict(), "shadow": shadow}
+
+
 class Gradients:
     """Gradients held between micro-batches: state when a save falls inside an accumulation."""
 

@@ -428,6 +428,24 @@ def test_the_moving_average_comes_back(subject: Subject) -> None:
     resumption.identity(subject, "ema", "the moving average is not what was saved")
 
 
+@check("CKC-COMP-010")
+def test_what_is_computed_at_the_call_is_not_another_components(subject: Subject) -> None:
+    """State that a component computes when it is asked for is its own after the load.
+
+    Why: who remembers tensors by their addresses, so as to write each once, lets them go meanwhile;
+    those of the next component lie there, and are taken for the ones before (G14).
+    How: an average and held gradients, both copies of equal shapes at each call, are compared.
+    """
+    resumption.arrive(subject, "computed", owner=True)
+    message = "state that was computed at the call is not what was saved"
+    resumption.identity(subject, "ema", message, kind="computed")
+    try:
+        resumption.identity(subject, "gradients", message, kind="computed")
+    except Violation:
+        controls.require(test_held_gradients_come_back, subject)
+        raise
+
+
 @check("CKC-COMP-011")
 def test_the_data_position_comes_back(subject: Subject) -> None:
     """Seed, epoch and position of the data loader come back.

@@ -36,6 +36,7 @@ SHOWN_BY = {
     "steady": "J02-own",
     "lazy": "K04-lazy",
     "accumulate": "H08",
+    "computed": "G14-address",
     "rare-dtypes": "K04",
     "masters": "K01",
     "extra-state": "J02-extra-state",
