@@ -268,7 +268,7 @@ class WithPages(Plain):
     def __init__(self, without: Collection[str] = ()) -> None:
         """Draw every tensor from the global generator."""
         super().__init__(without)
-        self.pages = nn.ParameterList(nn.Parameter(torch.randn(1024)) for _ in range(4))
+        self.pages = nn.ParameterList(nn.Parameter(torch.randn(1024)) for _ in range(24))
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to [B, 8]."""
