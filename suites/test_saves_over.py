@@ -8,8 +8,8 @@ from ckpt_conformance.contract.verdicts import NotApplicable, Outcome
 from ckpt_conformance.harness.messages import Close, Perturb, RunResult, Save, Train, whole
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_smoke as smoke
-from ckpt_conformance.suites.controls.test_discovery import test_the_last_save_of_a_step_is_served
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
@@ -29,7 +29,7 @@ def test_a_state_that_was_replaced_is_saved_again(subject: Subject) -> None:
     subject.execute(Train(n=STEP), Perturb(), Perturb(), Save(step=STEP), Close())
     control = subject.resume()
     if oracle.step_of(control) != STEP:
-        raise smoke.trouble(subject, control, test_the_last_save_of_a_step_is_served)
+        raise smoke.trouble(subject, control, discovery.test_the_last_save_of_a_step_is_served)
     legal = {STEP: whole(control.of(RunResult).states[STEP])}
     subject.reset()
     again = (Perturb(), Save(step=STEP))
