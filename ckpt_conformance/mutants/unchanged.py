@@ -14,6 +14,7 @@ from ckpt_conformance.reference_impl.encode import walk
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ckpt_conformance.reference_impl.encode import StateDict
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 URL, TENSORS = "pytorch/pytorch#187138", "CKC-RTRP-004"
@@ -112,7 +113,7 @@ class OnceWritten(CheckpointManager):
 class ByAddress(CheckpointManager):
     """Copies each tensor once, and keeps its address, but not the tensor."""
 
-    def capture_stateful(self, stateful: Mapping[str, Any]) -> dict[str, Any]:
+    def capture_stateful(self, stateful: Mapping[str, Any]) -> StateDict:
         """Take one component after the other."""
         seen: dict[object, torch.Tensor] = {}
         return {name: self._once(part.state_dict(), seen) for name, part in stateful.items()}
