@@ -277,8 +277,9 @@ class SharesWhatIsLarge(CheckpointManager):
     def capture(self, step: int, *, copies: bool = False, **parts: Any) -> Snapshot:  # noqa: ANN401
         """Take the live tensors in the place of large copies."""
         state = super().capture(step, **parts, copies=copies)
-        live = super().capture(step, **parts).documents if copies else {}
-        for document, tree in live.items():
+        if not copies:
+            return state
+        for document, tree in super().capture(step, **parts).documents.items():
             pairs = zip(
                 walk(state.documents[document], torch.Tensor),
                 walk(tree, torch.Tensor),

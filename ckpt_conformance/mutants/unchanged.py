@@ -9,7 +9,7 @@ import torch
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager
 from ckpt_conformance.reference_impl.durable import digest_bytes
-from ckpt_conformance.reference_impl.encode import walk
+from ckpt_conformance.reference_impl.encode import is_dict, walk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,9 +122,9 @@ class ByAddress(CheckpointManager):
         """Copy what was not seen."""
         if isinstance(tree, torch.Tensor):
             return seen.setdefault((tree.data_ptr(), tree.shape, tree.dtype), tree.clone())
-        if isinstance(tree, dict):
-            return {key: self._once(item, seen) for key, item in tree.items()}
-        return tree
+        return (
+            {key: self._once(item, seen) for key, item in tree.items()} if is_dict(tree) else tree
+        )
 
 
 def digest_of(tensors: Mapping[object, torch.Tensor]) -> str:
