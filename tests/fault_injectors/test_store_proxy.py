@@ -131,12 +131,18 @@ def test_what_follows_is_told_from_what_overlaps(proxy: StoreProxy) -> None:
     assert first.begin < first.done < first.end < second.begin
 
 
-def test_the_lines_are_read_back_as_they_were(proxy: StoreProxy) -> None:
-    uploaded(s3_stores.client(), "m", b"x")
-    proxy.arm(faults.SlowDown())
-    with pytest.raises(Exception, match="SlowDown"):
-        once().put_object(Bucket=BUCKET, Key="a", Body=b"a")
+def test_the_lines_are_read_back_as_they_were(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may hear of its answer before the line is written: all are once it is closed."""
+    with s3_stores.proxied(store, tmp_path / "recorded") as proxy:
+        s3_stores.lead_to(proxy.endpoint, monkeypatch)
+        uploaded(s3_stores.client(), "m", b"x")
+        proxy.arm(faults.SlowDown())
+        with pytest.raises(Exception, match="SlowDown"):
+            once().put_object(Bucket=BUCKET, Key="a", Body=b"a")
     assert requests.read(proxy.folder) == proxy.requests
+    assert [one.status or one.answered for one in proxy.requests] == [200, 200, 200, 503]
     for line in (proxy.folder / requests.LINES).read_text().splitlines():
         assert json.loads(line)["action"]
 
