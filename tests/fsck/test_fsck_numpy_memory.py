@@ -7,8 +7,10 @@ code run, with names alone that pass in silence.
 from __future__ import annotations
 
 import collections
+import copyreg
 import functools
 import pickle
+import re
 import subprocess
 import sys
 import types
@@ -43,7 +45,6 @@ class Made:
 
 def rebuilt(kind: object, data: object) -> Made:
     """An array of one element as NumPy pickles it: version, shape, type, order, bytes."""
-    reconstruct: Any = np.zeros(1).__reduce__()[0]
     state = (1, (1,), kind, 0, data)
     return Made(reconstruct, (np.ndarray, (0,), b"b"), state)
 
@@ -56,6 +57,11 @@ def dtype(name: str, *state: object) -> Made:
 OBJECTS = dtype("O8", "|", None, None, None, -1, -1, 63)
 HIDDEN = dtype("O8", "|", None, None, None, -1, -1, 0)
 WHOLE = dtype("u8", "<", None, None, None, -1, -1, 0)
+
+
+HIDES = (3, "|", None, ("a",), {"a": (OBJECTS, 0)}, 8, 1, 0)
+reconstruct: Any = np.zeros(1).__reduce__()[0]
+FREED = Made(reconstruct, (np.ndarray, (1000,), b"d"), (1, (1,), WHOLE, 0, BYTES))
 
 
 def record(field: object, at: int, size: int = 8, flags: int = 0) -> Made:
@@ -85,6 +91,16 @@ CASES = {
         dtype("V8", "|", None, None, None, 1 << 20, 1, 0), BYTES
     ),
     "a field of a field": rebuilt(record(record(WHOLE, 4), 0), BYTES),
+    "a type made by what makes objects": rebuilt(
+        Made(copyreg._reconstructor, (np.dtype, np.dtype, "V8"), HIDES), BYTES
+    ),
+    "a type whose names are lists": rebuilt(
+        dtype("V8", "|", None, (["a"],), {"a": (WHOLE, 0)}, 8, 1, 0), BYTES
+    ),
+    "a type whose name has no end": rebuilt(
+        Made(np.dtype, ("V" + "9" * 5000, 0, 1), WHOLE.call[2]), BYTES
+    ),
+    "an array that has memory before it gets its own": FREED,
     "a scalar of hidden objects": Made(np.float32(1).__reduce__()[0], (record(OBJECTS, 0), BYTES)),
 }
 
@@ -94,6 +110,28 @@ CASES = {
 def test_memory_of_others_is_unsafe(what: str, protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "model_step_1.pt"
     evil.FILES["zip"](path, pickle.dumps({"model": CASES[what]}, protocol))
+    (report,) = judge(path).reports
+    assert report.state is State.UNSAFE, report.findings
+
+
+def test_a_type_made_with_keywords_is_looked_at(tmp_path: Path) -> None:
+    """Instruction NEWOBJ_EX makes the same type as a call does."""
+    path = tmp_path / "model_step_1.pt"
+    case = rebuilt(record(OBJECTS, 0), BYTES)
+    called = pickle.dumps({"model": case}, 2)
+    made, times = re.subn(rb"(V8(?:q.)?\x89\x88\x87(?:q.)?)R", b"\\1}\x92", called, flags=re.DOTALL)
+    assert times == 1
+    evil.FILES["zip"](path, made)
+    (report,) = judge(path).reports
+    assert report.state is State.UNSAFE, report.findings
+
+
+def test_an_array_that_gets_its_memory_twice_is_unsafe(tmp_path: Path) -> None:
+    """The first memory is freed, and a tensor may lie in it."""
+    path = tmp_path / "model_step_1.pt"
+    once = pickle.dumps(rebuilt(WHOLE, BYTES), 2).removesuffix(b".")
+    state = once[once.index(b"(K\x01") :]
+    evil.FILES["zip"](path, once + state + b".")
     (report,) = judge(path).reports
     assert report.state is State.UNSAFE, report.findings
 

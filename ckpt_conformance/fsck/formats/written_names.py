@@ -205,7 +205,7 @@ _CLASSES = {
     "torch.optim.swa_utils": "AveragedModel SWALR",
     "torch.amp.grad_scaler": "GradScaler",
     "torch.cuda.amp.grad_scaler": "GradScaler",
-    "numpy": "memmap matrix recarray",
+    "numpy": "memmap matrix recarray record",
     "numpy.rec": "recarray",
     "numpy.ma": "MaskedArray",
     "numpy.ma.core": "MaskedArray",
@@ -223,8 +223,7 @@ _MAKERS = {
     "torch": "Generator",
     "torch._C": "Generator",
     "torch.nn.parameter": "UninitializedParameter UninitializedBuffer",
-    "numpy": "record bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 "
-    "float64",
+    "numpy": "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64",
     "numpy.random._pickle": "__generator_ctor __bit_generator_ctor __randomstate_ctor",
     "numpy.random.mtrand": "RandomState",
     "numpy.random._generator": "Generator",
@@ -265,6 +264,9 @@ NOT_CALLED = frozenset(
 )
 """Data of which instances are made only."""
 
+NOT_HANDED = frozenset({Name("numpy", "dtype")})
+"""Data that is called by its name only: whatever else makes one of it is not looked at."""
+
 MAKERS = _names(_MAKERS)
 """Names that may be called, and are told."""
 
@@ -288,7 +290,8 @@ def judge_names(asked: Asked, own: Collection[str] = ()) -> Iterator[tuple[Kind,
     unsafe = 0
     for trick in sorted(asked.tricks):
         yield Kind.UNSAFE, f"{trick}: to load it may run code", ANY
-    for name in sorted(asked.names - (DATA - (NOT_CALLED & (asked.called | asked.handed)))):
+    misused = (NOT_CALLED & asked.called) | ((NOT_CALLED | NOT_HANDED) & asked.handed)
+    for name in sorted(asked.names - (DATA - misused)):
         if name.module.partition(".")[0] in own:
             continue
         is_used = name in asked.called or name in asked.handed
@@ -306,7 +309,7 @@ def judge_names(asked: Asked, own: Collection[str] = ()) -> Iterator[tuple[Kind,
 
 
 def _why(name: Name, asked: Asked) -> str:
-    if name in CLASSES or name in NOT_CALLED:
+    if name in CLASSES | NOT_CALLED | NOT_HANDED:
         verb = "calls" if name in asked.called else "hands on"
         return f"{verb} {clip(str(name))}, of which libraries only make instances: it may run code"
     verb = "calls" if name in asked.called else "asks for"

@@ -17,19 +17,31 @@ from ckpt_conformance.fsck.source.untrusted import is_dict, is_tuple
 
 DTYPE = Name("numpy", "dtype")
 _RECORD = Name("numpy", "record")
-_CORE = r"numpy\._?core"
-_BUFFER = re.compile(rf"{_CORE}\.numeric\._frombuffer")
-_ARRAY = re.compile(
-    rf"numpy\.ndarray|{_CORE}\.(multiarray\._reconstruct|numeric\._frombuffer)"
-    r"|torch\._utils\._rebuild_(tensor|parameter|device_tensor|meta_tensor).*"
+_CORES = ("numpy.core", "numpy._core")
+_FROM_BUFFER = {Name(f"{core}.numeric", "_frombuffer") for core in _CORES}
+_EMPTY_AT = {
+    **{Name(f"{core}.multiarray", "_reconstruct"): 1 for core in _CORES},
+    Name("numpy.ma.core", "_mareconstruct"): 2,
+}
+"""What makes an array of no element, which BUILD gives its memory; where its shape stands."""
+_OF_TENSORS = (
+    "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter "
+    "_rebuild_parameter_with_state _rebuild_meta_tensor_no_storage "
+    "_rebuild_device_tensor_from_numpy _rebuild_device_tensor_from_cpu_tensor"
 )
-_TYPE = re.compile(r"[<>|=]?([a-zA-Z?])(\d*)")
+_ARRAYS = {
+    *(Name("numpy", "ndarray"), *_FROM_BUFFER, *_EMPTY_AT),
+    *(Name("torch._utils", name) for name in _OF_TENSORS.split()),
+}
+_SET_ONCE = {DTYPE, *_EMPTY_AT}
+_TYPE = re.compile(r"[<>|=]?([a-zA-Z?])([0-9]{0,10})")
 _SIZED = "SUV"  # their size stands in the state, too
 _OBJECT = "O"
 _OBJECT_FLAGS = 63
 _COUNTED = 1 | 2  # flags of a type that has objects: they are counted, and pickled in a list
 _STATE = 8  # version, order, subtype, names, fields, size, alignment, flags
 _DEEPEST = 32
+_MOST_AXES, _MOST_ELEMENTS = 64, 1 << 63  # of an array of NumPy
 
 
 class _NoTypeError(Exception):
@@ -46,14 +58,23 @@ class _Type:
 
 def is_array(of: Any) -> bool:  # noqa: ANN401  what a pickle calls
     """Tell whether an array or a tensor is what a call makes."""
-    return isinstance(of, Name) and bool(_ARRAY.fullmatch(str(of)))
+    return type(of) is Name and of in _ARRAYS
+
+
+def is_set_once(of: Any) -> bool:  # noqa: ANN401  what a pickle calls
+    """Tell whether NumPy sets the state of what a call makes once, and never again."""
+    return type(of) is Name and of in _SET_ONCE
 
 
 def takes_foreign_memory(made: Made) -> bool:
-    """Tell whether an array is made of the memory of anything but bytes of the pickle."""
-    if not (isinstance(made.of, Name) and _BUFFER.fullmatch(str(made.of))):
+    """Tell whether an array has memory that is no bytes of the pickle: an object's, or nobody's."""
+    if type(made.of) is not Name:
         return False
-    return not (is_tuple(made.args) and made.args and isinstance(made.args[0], bytes | Persistent))
+    args = made.args if is_tuple(made.args) else ()
+    if made.of in _FROM_BUFFER:
+        return not (args and isinstance(args[0], bytes | Persistent))
+    at = _EMPTY_AT.get(made.of)
+    return at is not None and args[at : at + 1] != ((0,),)
 
 
 def are_written(types: list[Made]) -> bool:
@@ -138,14 +159,18 @@ def _of_subtype(subtype: Any, known: Known, depth: int) -> list[Span]:  # noqa: 
         raise _NoTypeError
     one, shape = _read(subtype[0], known, depth + 1), subtype[1]
     counts = shape if is_tuple(shape) else (shape,)
-    if not all(isinstance(each, int) and each >= 0 for each in counts):
+    if len(counts) > _MOST_AXES or not all(
+        type(each) is int and 0 <= each < _MOST_ELEMENTS for each in counts
+    ):
         raise _NoTypeError
     return [(0, _Type(one.size * math.prod(counts), one.has_objects))]
 
 
 def _of_fields(names: Any, fields: Any, known: Known, depth: int) -> list[Span]:  # noqa: ANN401
     """Return each field once: one with a title stands there under both names."""
-    if not is_dict(fields) or not is_tuple(names) or not all(name in fields for name in names):
+    if not is_dict(fields) or not is_tuple(names):
+        raise _NoTypeError
+    if not all(isinstance(name, str | bytes) and name in fields for name in names):
         raise _NoTypeError
     found: dict[tuple[int, int], Span] = {}
     for field in fields.values():

@@ -63,7 +63,8 @@ class Trick(StrEnum):
     COMPUTES_NAME = "computes a name that it asks for"
     CHANGES_NAME = "sets attributes of a class or a function"
     NO_DTYPE = "makes a type of array elements that NumPy does not write"
-    FOREIGN_MEMORY = "makes an array of the memory of an object"
+    FOREIGN_MEMORY = "makes an array of memory that is no bytes of the pickle"
+    SETS_AGAIN = "sets the memory of an array, or its type, again"
     SETS_ITEMS = "sets items of an array"
 
 
@@ -154,6 +155,7 @@ _CLASSES_AT = {
     Name("numpy.core.multiarray", "_reconstruct"): (0,),
     Name("numpy._core.multiarray", "_reconstruct"): (0,),
     Name("numpy.ma.core", "_mareconstruct"): (0, 1),
+    numpy_memory.DTYPE: (0,),
 }
 FROM_BYTES = Name("torch.storage", "_load_from_bytes")  # of a storage in a plain pickle
 
@@ -299,14 +301,18 @@ class Machine:
         self.stack.append(value)
 
     def push_call(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
-        """Push what a call makes; note what it says of memory."""
+        """Push what a call makes."""
         made = make(of, args)
-        if isinstance(made, Made):
-            if of == numpy_memory.DTYPE:
-                self.dtypes.append(made)
-            elif numpy_memory.takes_foreign_memory(made):
-                self.asked.tricks.add(Trick.FOREIGN_MEMORY)
+        if type(made) is Made:
+            self.note_memory(made)
         self.push_made(made)
+
+    def note_memory(self, made: Made) -> None:
+        """Note what a call says of the memory of arrays."""
+        if made.of == numpy_memory.DTYPE:
+            self.dtypes.append(made)
+        elif numpy_memory.takes_foreign_memory(made):
+            self.asked.tricks.add(Trick.FOREIGN_MEMORY)
 
     def get(self, index: int, start: int) -> None:
         """Push what was kept; instances of a class that is asked for may follow, from `start`."""
@@ -553,7 +559,9 @@ def _new(machine: Machine) -> None:
 def _call_with_names(machine: Machine) -> None:
     names, args, of = machine.stack.pop(), machine.stack.pop(), machine.stack.pop()
     machine.note_instance(of, args if names == {} else (args, names))
-    machine.push_made(Made(of, (args, names)))
+    made = Made(of, (args, names))
+    machine.note_memory(made)
+    machine.push_made(made)
 
 
 def _persistent(machine: Machine) -> None:
@@ -564,8 +572,8 @@ def _build(machine: Machine) -> None:
     state = machine.stack.pop()
     target = machine.stack[-1]
     if isinstance(target, Made):
-        if target.of == numpy_memory.DTYPE and target.state is not None:
-            machine.asked.tricks.add(Trick.NO_DTYPE)  # it was another one until here
+        if target.state is not None and numpy_memory.is_set_once(target.of):
+            machine.asked.tricks.add(Trick.SETS_AGAIN)
         target.state, target.keys = state, None
     elif isinstance(target, Name):
         machine.asked.tricks.add(Trick.CHANGES_NAME)
