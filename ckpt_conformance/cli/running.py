@@ -74,10 +74,15 @@ def _report_fault() -> NoReturn:
     raise SystemExit(UNDECIDED) from None
 
 
+closed: set[str] = set()
+"""The streams of Python that whoever started this process had closed."""
+
+
 def _open_descriptors() -> None:
     """Open what was closed by `>&-`: the next file would get its number, and be printed into."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
+            closed.add(name)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             if nowhere != number:
                 os.dup2(nowhere, number)

@@ -135,7 +135,13 @@ def test_the_step_inside_of_a_file_tells_its_age(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ending", "status"),
-    [("2>&-", 1), ("| true", 141), (">/dev/full", 2), ("--newest-whole 2>&-", 0)],
+    [
+        ("2>&-", 1),
+        ("| true", 141),
+        (">/dev/full", 2),
+        ("--newest-whole 2>&-", 0),
+        ("--newest-whole >&-", 2),
+    ],
 )
 def test_what_becomes_of_the_output_is_no_verdict(runs: Path, ending: str, status: int) -> None:
     command = f"set -o pipefail; {sys.executable} -m ckpt_conformance fsck {runs} {ending}"

@@ -17,8 +17,8 @@ from ckpt_conformance.fsck.formats.written_names import (
     judge_names,
 )
 from ckpt_conformance.fsck.pickled import pickles
+from ckpt_conformance.fsck.pickled.asked import Asked
 from ckpt_conformance.fsck.pickled.pickle_values import Name
-from ckpt_conformance.fsck.pickled.pickles import Asked
 from ckpt_conformance.fsck.source.findings import Finding, Kind, allowed
 from ckpt_conformance.fsck.source.trust import Trust
 
@@ -33,7 +33,6 @@ def asked(path: str, **how: bool) -> Asked:
 
 UNSAFE = (
     "builtins:eval",
-    "builtins:getattr",
     "__builtin__:exec",
     "os:system",
     "io:open",
@@ -74,6 +73,64 @@ def test_a_name_that_no_library_writes_is_unsafe(path: str) -> None:
         ((kind, text, name),) = judge_names(asked(path, **how))
         assert (kind, name) == (Kind.UNSAFE, path.replace(":", "."))
         assert name in text
+
+
+GETATTR = b"\x80\x02c__builtin__\ngetattr\n"
+SHARDED = b"ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n"
+
+
+def text(value: str) -> bytes:
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+def test_a_class_inside_of_a_class_is_a_name_with_a_dot() -> None:
+    """Protocols 0 to 3 ask for it by `getattr`: FSDP's ShardedTensor is pickled so."""
+    data = GETATTR + SHARDED + text("ProcessGroupState") + b"\x86R)\x81."
+    assert list(judge_names(pickles.load(data)[1])) == []
+    for protocol in range(6):
+        _, names = pickles.load(pickle.dumps(Outer.Inner(), protocol=protocol))
+        found = {name for kind, _, name in judge_names(names) if kind is Kind.UNSAFE}
+        assert found - {f"{__name__}.Outer"} == {f"{__name__}.Outer.Inner"}
+
+
+class Outer:
+    class Inner:
+        """A class of a team's own."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        GETATTR + b"cos\npath\n" + text("os") + b"\x86R" + text("ls") + b"\x85R.",
+        GETATTR + b"cbuiltins\nbool\n)\x81" + text("real") + b"\x86R.",  # of what was made
+        GETATTR + SHARDED + text("stack") + text("x") + b"\x87R.",  # with a default
+        GETATTR + b".",
+        b"\x80\x02ccollections\ndefaultdict\n" + GETATTR[2:] + b"\x85R.",
+    ],
+)
+def test_any_other_use_of_getattr_is_unsafe(data: bytes) -> None:
+    found = list(judge_names(pickles.load(data)[1]))
+    assert Kind.UNSAFE in [kind for kind, *_ in found]
+
+
+REBUILD = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n("
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        b"cnumpy._core.numeric\n_frombuffer\n",
+        b"cnumpy\ndtype\n",
+        b"ccollections\ndeque\n",
+        b"cbuiltins\nbool\n)\x81",
+        REBUILD[2:-1],
+    ],
+)
+def test_what_rebuilds_tensors_rebuilds_nothing_else(function: bytes) -> None:
+    """It calls any function with any arguments, and sets the state of what that returns."""
+    data = REBUILD + function + b"cnumpy\nndarray\n)NtR."
+    found = list(judge_names(pickles.load(data)[1]))
+    assert Kind.UNSAFE in [kind for kind, *_ in found]
 
 
 @pytest.mark.parametrize("path", UNSAFE)

@@ -148,6 +148,11 @@ def test_coverage_agrees_with_counting(shape: tuple[int, int], boxes: Boxes) -> 
         ("2026-11-30_step_5", 5),
         ("model.100", 100),
         ("model.safetensors", None),
+        ("step_900k.pt", 900_000),
+        ("step1.5M.ckpt", 1_500_000),
+        ("ckpt-2K", 2_000),
+        ("llama-7b-step_20.pt", 20),
+        ("epoch=3-step=500-v2.ckpt", 500),
     ],
 )
 def test_the_step_of_a_name(name: str, step: int | None) -> None:

@@ -43,8 +43,8 @@ from ckpt_conformance.fsck.judge import judging
 from ckpt_conformance.fsck.judge.examine import find
 from ckpt_conformance.fsck.judge.judge import Judged, Options, judge
 from ckpt_conformance.fsck.layouts.layouts import Format
+from ckpt_conformance.fsck.pickled.asked import Asked
 from ckpt_conformance.fsck.pickled.pickle_values import Name
-from ckpt_conformance.fsck.pickled.pickles import Asked
 from ckpt_conformance.fsck.source import source
 from ckpt_conformance.fsck.source.findings import Kind, State
 from ckpt_conformance.report import diff_lines, fsck_lines

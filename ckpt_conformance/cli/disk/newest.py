@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ckpt_conformance.cli import running
 from ckpt_conformance.contract import requests
 from ckpt_conformance.report import terminal
 from ckpt_conformance.report.terminal import one_line
@@ -47,6 +48,8 @@ class Answer:
 
     def check(self, place: Where, *, is_newest: bool) -> None:
         """Raise RequestError for options that do not go together."""
+        if is_newest and "stdout" in running.closed:
+            raise requests.RequestError("standard output is closed: nobody would get the answer")
         if self.null and (self.as_json or not is_newest):
             raise requests.RequestError("--null is for the path that --newest-whole prints")
         if self.may_copy and self.pin is None:

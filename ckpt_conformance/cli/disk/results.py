@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple, overload
 import msgspec
 
 from ckpt_conformance.fsck.judge import siblings, stored
+from ckpt_conformance.fsck.judge.ages import newest_first
 from ckpt_conformance.fsck.judge.judge import Judged, Options
 from ckpt_conformance.fsck.judge.judging import SharedFile, notes_of_shared
 from ckpt_conformance.fsck.source.findings import Report
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.cli.disk.plan import Jobs, Listed
-    from ckpt_conformance.fsck.judge.judging import Age, Job, Judgement
+    from ckpt_conformance.fsck.judge.ages import Age
+    from ckpt_conformance.fsck.judge.judging import Job, Judgement
     from ckpt_conformance.fsck.judge.siblings import Kin
     from ckpt_conformance.fsck.judge.stored import Result
     from ckpt_conformance.fsck.source.findings import Finding
@@ -87,7 +89,7 @@ class Index:
     def reports(self) -> StoredReports:
         """Return the reports, newest first."""
         numbered = [self.rows[number] for number in sorted(self.rows)]
-        rows = sorted(numbered, key=lambda row: row.age, reverse=True)
+        rows = [numbered[at] for at in newest_first([row.age for row in numbered])]
         shared = ((place, self.shared.get(row.number, ())) for place, row in enumerate(rows))
         notes = notes_of_shared(shared) if self.shared else {}
         numbers = ((place, self.kins.get(row.number)) for place, row in enumerate(rows))

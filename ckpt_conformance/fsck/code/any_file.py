@@ -24,7 +24,7 @@ from ckpt_conformance.fsck.formats import zips
 from ckpt_conformance.fsck.formats.torch_file import SCRIPT, Stream, grown, read_stream, stream_of
 from ckpt_conformance.fsck.formats.written_names import judge_names
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
-from ckpt_conformance.fsck.pickled.pickles import Asked
+from ckpt_conformance.fsck.pickled.asked import Asked
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, OutOfTime, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 

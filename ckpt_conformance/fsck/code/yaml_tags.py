@@ -10,8 +10,8 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from ckpt_conformance.fsck.pickled.asked import Asked
 from ckpt_conformance.fsck.pickled.pickle_values import Name
-from ckpt_conformance.fsck.pickled.pickles import Asked
 from ckpt_conformance.fsck.source import clock
 
 if TYPE_CHECKING:

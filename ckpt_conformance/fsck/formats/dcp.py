@@ -16,7 +16,7 @@ from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, el
 from ckpt_conformance.fsck.formats.torch_file import dtype_name, sizes
 from ckpt_conformance.fsck.pickled import pickles
 from ckpt_conformance.fsck.pickled.pickle_values import Made, Name
-from ckpt_conformance.fsck.pickled.pickles import Asked, Broken
+from ckpt_conformance.fsck.pickled.pickles import Broken
 from ckpt_conformance.fsck.source.findings import Malformed, Unsafe
 from ckpt_conformance.fsck.source.untrusted import (
     MOST_COUNT,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ckpt_conformance.fsck.formats.cover import Box
+    from ckpt_conformance.fsck.pickled.asked import Asked
     from ckpt_conformance.fsck.source.source import Readable
 
 METADATA = ".metadata"

@@ -15,8 +15,9 @@ from ckpt_conformance.fsck.formats import (
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.written_names import ANY, judge_names
 from ckpt_conformance.fsck.pickled import pickles
+from ckpt_conformance.fsck.pickled.asked import Asked
 from ckpt_conformance.fsck.pickled.pickle_values import Made, Name, Persistent
-from ckpt_conformance.fsck.pickled.pickles import FROM_BYTES, MOST_BYTES, Asked, Broken, Short
+from ckpt_conformance.fsck.pickled.pickles import FROM_BYTES, MOST_BYTES, Broken, Short
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span

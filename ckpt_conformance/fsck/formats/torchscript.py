@@ -20,7 +20,7 @@ from ckpt_conformance.fsck.source.untrusted import clip
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ckpt_conformance.fsck.pickled.pickles import Asked
+    from ckpt_conformance.fsck.pickled.asked import Asked
 
 SCRIPT = "__torch__"
 """The package of all classes of TorchScript."""

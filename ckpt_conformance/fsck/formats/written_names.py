@@ -16,14 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
-from ckpt_conformance.fsck.pickled.pickle_values import Name
+from ckpt_conformance.fsck.pickled.pickle_values import GETATTR, Name
 from ckpt_conformance.fsck.source.findings import Kind
 from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from ckpt_conformance.fsck.pickled.pickles import Asked
+    from ckpt_conformance.fsck.pickled.asked import Asked
 
 _TYPES = (
     *("BFloat16", "Bool", "Byte", "Char", "ComplexDouble", "ComplexFloat", "Double", "Float"),
@@ -78,7 +78,7 @@ _DATA = {
     "torch.distributed.tensor._dtensor_spec": _SPECS,
     "torch.distributed._tensor._dtensor_spec": _SPECS,
     f"{_SHARDED}.metadata": "ShardMetadata",
-    f"{_SHARDED}.sharded_tensor.api": "ShardedTensor",
+    f"{_SHARDED}.sharded_tensor.api": "ShardedTensor ShardedTensor.ProcessGroupState",
     f"{_SHARDED}.sharded_tensor.metadata": "MEM_FORMAT_ENCODING ShardedTensorMetadata "
     "TensorProperties",
     f"{_SHARDED}.sharded_tensor.shard": "Shard",
@@ -264,6 +264,8 @@ NOT_CALLED = frozenset(
 )
 """Data of which instances are made only."""
 
+_NESTED = Name("torch.nested._internal.nested_tensor", "_rebuild_njt")
+
 NOT_HANDED = frozenset({Name("numpy", "dtype")})
 """Data that is called by its name only: whatever else makes one of it is not looked at."""
 
@@ -290,8 +292,7 @@ def judge_names(asked: Asked, own: Collection[str] = ()) -> Iterator[tuple[Kind,
     unsafe = 0
     for trick in sorted(asked.tricks):
         yield Kind.UNSAFE, f"{trick}: to load it may run code", ANY
-    misused = (NOT_CALLED & asked.called) | ((NOT_CALLED | NOT_HANDED) & asked.handed)
-    for name in sorted(asked.names - (DATA - misused)):
+    for name in sorted(asked.names - ((DATA | GETATTR) - _misused(asked))):
         if name.module.partition(".")[0] in own:
             continue
         is_used = name in asked.called or name in asked.handed
@@ -308,10 +309,24 @@ def judge_names(asked: Asked, own: Collection[str] = ()) -> Iterator[tuple[Kind,
         yield Kind.NOTE, f"asks for {some}: torch.load(weights_only=True) may refuse it", ""
 
 
+def _misused(asked: Asked) -> set[Name]:
+    """Return names of data that are used as nobody writes them."""
+    called = (NOT_CALLED | GETATTR) & asked.called
+    handed = (NOT_CALLED | NOT_HANDED | GETATTR) & asked.handed
+    return {*called, *handed, *(one for one in asked.rebuilt if not _makes_tensors(one))}
+
+
+def _makes_tensors(name: Name) -> bool:
+    return name.module == "torch._utils" or name == _NESTED
+
+
 def _why(name: Name, asked: Asked) -> str:
-    if name in CLASSES | NOT_CALLED | NOT_HANDED:
+    if name in (CLASSES | NOT_CALLED | NOT_HANDED) - asked.rebuilt:
         verb = "calls" if name in asked.called else "hands on"
         return f"{verb} {clip(str(name))}, of which libraries only make instances: it may run code"
+    if name in DATA & asked.rebuilt:
+        shown = f"rebuilds a tensor by {clip(str(name))}, which makes none"
+        return f"{shown}: to load it may run code"
     verb = "calls" if name in asked.called else "asks for"
     shown = f"{verb} {clip(str(name))}, which is not in fsck's list"
     return f"{shown}: to load it may run code (--allow-name NAME, if you know it)"

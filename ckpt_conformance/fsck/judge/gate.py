@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ckpt_conformance.fsck.judge.ages import UNKNOWN, newest_first
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judge import Change, Judged, Meanwhile, Options
 from ckpt_conformance.fsck.judge.judging import Job, Judgement, Judging, Unjudged, unjudged
@@ -25,7 +26,7 @@ from ckpt_conformance.fsck.source.sums import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from ckpt_conformance.fsck.judge.judging import Age
+    from ckpt_conformance.fsck.judge.ages import Age
     from ckpt_conformance.fsck.judge.siblings import Kin
     from ckpt_conformance.fsck.judge.stamps import Stamps
     from ckpt_conformance.fsck.layouts.listing import Found
@@ -101,7 +102,7 @@ class _Known:
 
     found: Found
     is_looked_at: bool = False
-    age: Age = (False, 0, 0.0)
+    age: Age = UNKNOWN
     kin: Kin | None = None
     stamps: Stamps | None = None
     judgement: Judgement | None = None
@@ -359,11 +360,12 @@ def _newest_first(listed: Collection[_Known]) -> list[_Known]:
     One beside checkpoints does not: there a run has its logs.
     """
     places = {one.found.parent for one in listed if not one.found.may_hide_newer}
-
-    def key(one: _Known) -> tuple[bool, Age]:
-        return one.found.may_hide_newer and one.found.parent not in places, one.age
-
-    return sorted(listed, key=key, reverse=True)
+    known = list(listed)
+    ordered = [known[at] for at in newest_first([one.age for one in known])]
+    return sorted(
+        ordered,
+        key=lambda one: not (one.found.may_hide_newer and one.found.parent not in places),
+    )
 
 
 def _files(top: Where, found: Found, stamps: Stamps) -> Files:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 from ckpt_conformance.fsck.judge import trackers
+from ckpt_conformance.fsck.judge.ages import newest_first
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
 from ckpt_conformance.fsck.judge.siblings import told
@@ -215,7 +216,7 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
         ((job.number, one) for job, one in Judging(path, options, progress).run(jobs) if one),
         key=itemgetter(0),
     )
-    judgements = sorted((one for _, one in done), key=attrgetter("age"), reverse=True)
+    judgements = [done[at][1] for at in newest_first([one.age for _, one in done])]
     for place, notes in notes_of_shared(enumerate(one.shared for one in judgements)).items():
         judgements[place].report.remark(notes)
     kins = ((place, one.kin) for place, one in enumerate(judgements) if one.kin)

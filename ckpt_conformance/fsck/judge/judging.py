@@ -18,8 +18,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ckpt_conformance.fsck.judge.ages import Age, age_of
 from ckpt_conformance.fsck.judge.examine import examine, folder_of, resolved
 from ckpt_conformance.fsck.judge.siblings import kin_of
+from ckpt_conformance.fsck.layouts import step_names
 from ckpt_conformance.fsck.layouts.listing import Sort
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, OF_ALL, Clock, now, of_file
 from ckpt_conformance.fsck.source.findings import (
@@ -52,9 +54,6 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None] | None
 
 T = TypeVar("T")
-Age = tuple[bool, int, float]
-"""Whether the step is known, the step, seconds since 1970 of the last change."""
-
 OPEN_NEAR, OPEN_FAR = 2, 16
 """Checkpoints that are open at once, on a disk and in a store."""
 _LOOK = 0.25  # seconds between two looks at the clock
@@ -207,10 +206,12 @@ class Judging:
             overview, candidate, folder, self.top, self.options.sizes if sizes is None else sizes
         )
         report.findings = self._allowed(report.findings)
-        step = report.step if candidate.step is None else candidate.step
         time = changed(candidate.path) if found.changed is None else found.changed
         opened.candidate, opened.folder = candidate, folder
-        opened.judgement = Judgement((step is not None, step or 0, time), report)
+        is_folder = candidate.path == candidate.root
+        name = (candidate.root.resolve() if is_folder else candidate.path).name
+        age = _age_of(candidate.step, name, report, time)
+        opened.judgement = Judgement(age, report)
         opened.judgement.shared = list(self._shared(candidate, folder))
         linked = (one.file for one in opened.judgement.shared)
         opened.judgement.kin = kin_of(candidate, report, linked, self.top)
@@ -280,8 +281,15 @@ def unjudged(top: Where, found: Found, why: Unjudged, what: str) -> Judgement:
     path = top if found.name == "." else top / found.name
     report = Report(path, "unknown", found.step)
     report.say(Kind.UNKNOWN, "", what, topic=_TOPICS[why])
-    age = (found.step is not None, found.step or 0, found.changed or 0.0)
+    age = _age_of(found.step, path.name, report, found.changed or 0.0)
     return Judgement(age, report, unjudged=why)
+
+
+def _age_of(said: int | None, name: str, report: Report, time: float) -> Age:
+    """Return what orders a checkpoint; `said` is the step that a listing read in its name."""
+    if said is not None and step_names.step_of(name) != said:
+        return Age(None, said, time)
+    return age_of("" if said is None else name, report.step, report.facts.values(), time)
 
 
 def _note_late(clock: Clock, judgement: Judgement) -> None:

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.fsck.judge.ages import COUNTERS
 from ckpt_conformance.fsck.judge.roles import is_count
 from ckpt_conformance.fsck.source.findings import (
     Kind,
@@ -39,7 +40,6 @@ _NAMED = (
 )
 _EXTRA = re.compile(r"extra_state_world_size_\d+_rank_\d+\.pt")  # verl's
 _OF_RANK = re.compile(r"(?<=rank_)\d+|(?<=random_states_)\d+")
-_COUNTERS = ("global_steps", "global_step", "iteration", "step")
 _WORLDS = ("dp_world_size", "mp_world_size")
 _OF_ZERO = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
 _TOGETHER = ("transformers-trainer", "deepspeed")  # they step the optimizer each time, once
@@ -181,7 +181,7 @@ def _counters(report: Report, files: Mapping[str, Facts]) -> None:
     """Remark files whose step is not that of the name, where another file's is."""
     if report.layout == "accelerate":  # which numbers its folders by saves
         return
-    for key in _COUNTERS:
+    for key in COUNTERS:
         said = {name: number for name, one in _torch(files) if is_count(number := one.number(key))}
         _say_others(report, key, said)
     if report.layout in _TOGETHER:
@@ -206,7 +206,7 @@ def counts_of(facts: Facts) -> dict[str, int]:
     """Return what a file counts: steps of an optimizer, of a scheduler, a step of its own."""
     held = facts.held
     counts = {role.name.lower(): number for role, number in held.counts.items()} if held else {}
-    for key in _COUNTERS:
+    for key in COUNTERS:
         number = facts.number(key)
         if is_count(number):
             counts[key] = number

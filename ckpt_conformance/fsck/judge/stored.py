@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from ckpt_conformance.fsck.judge.ages import Age
 from ckpt_conformance.fsck.judge.judging import Job, Judgement, SharedFile, Slice, Unjudged
 from ckpt_conformance.fsck.judge.siblings import kin_from
 from ckpt_conformance.fsck.layouts.listing import Found, Sort, Weight
@@ -201,10 +202,9 @@ def result_of(plain: ResultJson) -> Result:
     part = Slice(*plain["slice"])
     if plain["report"] is None:
         return Result(plain["number"], part, None)
-    has_step, step, time = plain["age"]
     sums = plain["sums"]
     judgement = Judgement(
-        (bool(has_step), int(step), float(time)),
+        _age_of(*plain["age"]),
         report_of(plain["report"]),
         [SharedFile(*one) for one in plain["shared"]],
         Sums() if sums is None else _sums_of(sums),
@@ -213,6 +213,17 @@ def result_of(plain: ResultJson) -> Result:
         kin_from(plain["kin"]) if "kin" in plain else None,
     )
     return Result(plain["number"], part, judgement)
+
+
+def _age_of(first: int | bool | None, step: int | None, time: float) -> Age:  # noqa: FBT001
+    """Return what orders a checkpoint; older results say first whether a step is known."""
+    if isinstance(first, bool):
+        return Age(None, int(step or 0) if first else None, float(time))
+    return Age(_whole(first), _whole(step), float(time))
+
+
+def _whole(number: int | None) -> int | None:
+    return None if number is None else int(number)
 
 
 def _sums_of(plain: SumsJson) -> Sums:

@@ -262,8 +262,18 @@ def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> boo
         return True
     if _BATCHES in inner and any(map(_is_batched, _below(folder, base, _BATCHES))):
         return True
-    looks_so = is_signed or OF_A_STEP.match(_name(folder, base)) or _is_split(folder, base, inner)
+    is_step = OF_A_STEP.match(_name(folder, base)) and not _is_of_metric(names)
+    looks_so = is_signed or is_step or _is_split(folder, base, inner)
     return bool(looks_so) and not holds_steps
+
+
+def _is_of_metric(names: Iterable[str]) -> bool:
+    """Return whether a folder comes of a metric with a slash in its name, such as `val/acc`.
+
+    Lightning writes `epoch=1-val/acc=0.90.ckpt` then: the folder is named as a step, and is none.
+    """
+    data = [name for name in names if is_loose(name)]
+    return bool(data) and all("=" in name and step_names.is_whole(name) for name in data)
 
 
 def _below(folder: Folder, base: str, name: str) -> Iterator[str]:

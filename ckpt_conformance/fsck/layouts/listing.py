@@ -7,7 +7,6 @@ a bucket of ten million files can be listed in the memory of its largest folder.
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -357,7 +356,7 @@ class Listing:
         """Take the manifests and the loose files of a run's folder.
 
         Files that share no step with any other are one checkpoint, if there is nothing beside them;
-        of names that differ in a date or a metric alone each is one.
+        of names that differ in a date or a metric alone each is one, and so is each of Lightning's.
         """
         names = [
             name
@@ -369,21 +368,18 @@ class Listing:
             found = self._some(Sort.PER_RANK, base, own, int(digits), links)
             yield from self._take(found)
         self._folder.prefetch([base])  # what is below may have displaced it: no file is asked for
-        groups: dict[int | None, list[str]] = defaultdict(list)
-        others: list[str] = []
-        for name in rest:
-            if layouts.may_be_loose(name):
-                groups[step_names.step_of(name)].append(name)
-            elif entries[name] is EntryKind.FILE and (
-                layouts.is_beside(name) or not layouts.is_text(name)
-            ):
-                others.append(name)
-        marked = step_names.by_marks(groups.pop(None, []))
-        alone = marked.pop("", [])
-        for step, group in sorted(groups.items(), key=lambda item: item[0] or 0):
+        loose = [name for name in rest if layouts.may_be_loose(name)]
+        others = [
+            name
+            for name in rest
+            if not layouts.may_be_loose(name)
+            and entries[name] is EntryKind.FILE
+            and (layouts.is_beside(name) or not layouts.is_text(name))
+        ]
+        groups, alone = step_names.together(loose)
+        for group in groups:
+            step = step_names.step_of(group[0])
             yield from self._take(self._some(Sort.FILES, base, group, step, links))
-        for group in marked.values():
-            yield from self._take(self._some(Sort.FILES, base, group, None, links))
         is_run = len(alone) > 1 and self._is_run(before)
         if not is_run and alone:
             alone, others = [*alone, *others], []

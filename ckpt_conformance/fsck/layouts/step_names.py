@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,26 +14,70 @@ _ENDING = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors|json|distcp|pkl)$")
 SHARD = re.compile(
     r"(?:^|[._-])(?:rank|shard|part|mp|tp|pp|dp|ep|cp|world_size)[_-]?\d+|\d+[_-]of[_-]\d+"
 )
+_WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch"
 _STEP = (
-    re.compile(r"(?:global_?steps?|steps?|iter(?:ation)?s?|batch)[-_=]?(\d{1,18})", re.IGNORECASE),
-    re.compile(r"(?:checkpoint|ckpt|dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})"),
-    re.compile(r"(?:epoch|ep)[-_=]?(\d{1,18})", re.IGNORECASE),
-    re.compile(r"(?:^|[-_.=])(\d{1,18})$"),
+    re.compile(rf"(?:{_WORDS})[-_=]?(\d{{1,18}})(?:([km])(?![a-z0-9]))?", re.IGNORECASE),
+    re.compile(r"(?:checkpoint|ckpt)[-_=](\d{1,18})(?:([kKmM])(?![a-zA-Z0-9]))?"),
+    re.compile(r"(?:dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})()"),
 )
+_ROUND = re.compile(
+    rf"(?:(?:{_WORDS})[-_=]?|(?:checkpoint|ckpt)[-_=])(\d{{1,9}}\.\d{{1,9}})([km])(?![a-z0-9])",
+    re.IGNORECASE,
+)
+_EPOCH = re.compile(r"(?:epoch|(?<![a-zA-Z])ep)[-_=]?(\d{1,18})()", re.IGNORECASE)
+_AT_END = re.compile(r"(?:^|[-_.=])(\d{1,18})()$")
+_THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
 _NO_STEP = re.compile(
     r"(?<!\d)\d{4}([-_.])\d\d\1\d\d(?:[-_T ]\d\d[-_.:h]?\d\d(?:[-_.:]?\d\d)?)?(?!\d)"  # a date
     r"|(?<![\d.])\d+\.\d+(?![\d.])"  # a metric
 )
+_VERSION = re.compile(r"-v\d+$")  # Lightning's, of a name that was taken
+_OF_LIGHTNING = re.compile(r".*=.*|last|.*-v\d+")
+
+
+def moment_of(name: str) -> tuple[int | None, int | None]:
+    """Return the epoch and the step that a name says; None for what it does not say."""
+    stem = SHARD.sub("", _VERSION.sub("", _ENDING.sub("", name)))
+    plain = _NO_STEP.sub("", stem)
+    epoch = _last_of(_EPOCH, plain)
+    steps = (_last_of(_ROUND, stem), *(_last_of(pattern, plain) for pattern in _STEP))
+    step = next((one for one in steps if one is not None), None)
+    return epoch, _last_of(_AT_END, plain) if (epoch, step) == (None, None) else step
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a name says; None where it says none."""
-    stem = _NO_STEP.sub("", SHARD.sub("", _ENDING.sub("", name)))
-    for pattern in _STEP:
-        digits = pattern.findall(stem)
-        if digits:
-            return int(digits[-1])
-    return None
+    """Return the step that a name says, or else the epoch; None where it says none."""
+    epoch, step = moment_of(name)
+    return epoch if step is None else step
+
+
+def _last_of(pattern: re.Pattern[str], stem: str) -> int | None:
+    found = pattern.findall(stem)
+    return _number(*found[-1]) if found else None
+
+
+def _number(digits: str, size: str) -> int:
+    """Return a number without a rounding: 1.5 and M are 1,500,000."""
+    whole, _, part = digits.partition(".")
+    return int(Decimal(f"{whole}.{part or 0}") * _THOUSANDS[size.lower()])
+
+
+def is_whole(name: str) -> bool:
+    """Return whether a file is a checkpoint by itself: Lightning's, which are one file each."""
+    stem, dot, ending = name.rpartition(".")
+    is_one = bool(dot) and ending == "ckpt" and _OF_LIGHTNING.fullmatch(stem) is not None
+    return is_one and SHARD.search(name) is None
+
+
+def together(names: Collection[str]) -> tuple[list[list[str]], list[str]]:
+    """Return which files are of one save, by their names; and those whose names tell nothing."""
+    groups: dict[str | tuple[int | None, int | None], list[str]] = defaultdict(list)
+    for name in names:
+        groups[name if is_whole(name) else moment_of(name)].append(name)
+    marked = by_marks(groups.pop((None, None), []))
+    rest = marked.pop("", [])
+    of_steps = sorted(groups.values(), key=lambda group: step_of(group[0]) or 0)
+    return [*of_steps, *marked.values()], rest
 
 
 def by_marks(names: Collection[str]) -> dict[str, list[str]]:

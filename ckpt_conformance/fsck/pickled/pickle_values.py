@@ -20,6 +20,10 @@ class Name(NamedTuple):
         return f"{self.module}.{self.name}"
 
 
+GETATTR = frozenset({Name("builtins", "getattr"), Name("__builtin__", "getattr")})
+"""What asks up to protocol 3 for a class inside of a class; later its name has a dot."""
+
+
 @dataclass(slots=True, eq=False)
 class Made:
     """A call or an instance that a pickle asks for.

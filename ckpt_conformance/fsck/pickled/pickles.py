@@ -15,12 +15,11 @@ import contextlib
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckpt_conformance.fsck.pickled import numpy_memory
-from ckpt_conformance.fsck.pickled.pickle_values import Made, Name, Persistent
+from ckpt_conformance.fsck.pickled.asked import Asked, Trick
+from ckpt_conformance.fsck.pickled.pickle_values import GETATTR, Made, Name, Persistent
 from ckpt_conformance.fsck.source import clock
 from ckpt_conformance.fsck.source.findings import Malformed, NotRead
 from ckpt_conformance.fsck.source.untrusted import (
@@ -54,48 +53,6 @@ _MOST_NUMBER = 8  # bytes of one
 _MOST_DIGITS = 4000
 _AT_ONCE = 1000  # instructions between two looks at the limits
 _STOP = ord(".")
-
-
-class Trick(StrEnum):
-    """What no library's pickle does, and what hides a call of something."""
-
-    CALLS_RESULT = "calls something that it made, and no name"
-    COMPUTES_NAME = "computes a name that it asks for"
-    CHANGES_NAME = "sets attributes of a class or a function"
-    NO_DTYPE = "makes a type of array elements that NumPy does not write"
-    FOREIGN_MEMORY = "makes an array of memory that is no bytes of the pickle"
-    SETS_AGAIN = "sets the memory of an array, or its type, again"
-    SETS_ITEMS = "sets items of an array"
-
-
-@dataclass(slots=True)
-class Asked:
-    """What a pickle asks for.
-
-    Attributes:
-        names: every name.
-        called: those that are called when it is loaded, or made with arguments.
-        handed: those that are used as values, so that whatever gets them may call them.
-        tricks: what it does besides.
-        made: what INST or OBJ make an instance of, or call where it is no class.
-        nested: bytes that it has torch load.
-
-    """
-
-    names: set[Name] = field(default_factory=set[Name])
-    called: set[Name] = field(default_factory=set[Name])
-    handed: set[Name] = field(default_factory=set[Name])
-    tricks: set[Trick] = field(default_factory=set[Trick])
-    made: set[Name] = field(default_factory=set[Name])
-    nested: list[Any] = field(default_factory=list[Any])
-
-    def add(self, other: Asked) -> None:
-        """Add what another pickle of the same file asks for, whose `nested` were looked into."""
-        self.names |= other.names
-        self.called |= other.called
-        self.handed |= other.handed
-        self.tricks |= other.tricks
-        self.made |= other.made
 
 
 class Limit(Malformed):
@@ -146,11 +103,12 @@ def make(of: Any, args: Any) -> Any:  # noqa: ANN401  what a pickle holds
     return Made(of, args)
 
 
+_FROM_TYPE = Name("torch._tensor", "_rebuild_from_type_v2")  # of a function and its arguments
 # Where functions that rebuild something take its class: no call of it, but of its `__new__`.
 _CLASSES_AT = {
     Name("copyreg", "_reconstructor"): (0,),
     Name("copy_reg", "_reconstructor"): (0,),
-    Name("torch._tensor", "_rebuild_from_type_v2"): (1,),
+    _FROM_TYPE: (1,),
     Name("torch._utils", "_rebuild_wrapper_subclass"): (0,),
     Name("numpy.core.multiarray", "_reconstruct"): (0,),
     Name("numpy._core.multiarray", "_reconstruct"): (0,),
@@ -364,6 +322,12 @@ class Machine:
         self.loose[stand_in] += 1
         self.stack.append(stand_in)
 
+    def push_inner(self, of: Name, outer: Name, inner: str) -> None:
+        """Push what `getattr` finds in something imported, as the name that it is."""
+        self.loose[of] -= 1
+        self.loose[outer] -= 1
+        self.push_name(outer.module, f"{outer.name}.{inner}")
+
     def note_call(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
         """Note that something is called, which takes its name from the stack."""
         if not isinstance(of, Name):
@@ -376,6 +340,17 @@ class Machine:
         for at in _CLASSES_AT.get(of, ()):
             if is_tuple(args) and len(args) > at and isinstance(args[at], Name):
                 self.loose[args[at]] -= 1
+        if of == _FROM_TYPE:
+            self._note_rebuilt(args)
+
+    def _note_rebuilt(self, args: Any) -> None:  # noqa: ANN401  what a pickle holds
+        """Note what makes the tensor that becomes one of another class: a call of its own."""
+        of, inner = (args[0], args[2]) if is_tuple(args) and len(args) > 2 else (None, None)  # noqa: PLR2004
+        if type(of) is not Name or of == _FROM_TYPE:
+            self.asked.tricks.add(Trick.CALLS_RESULT)
+            return
+        self.asked.rebuilt.add(of)
+        self.note_call(of, inner)
 
     def note_items(self, target: Made) -> None:
         """Note that items of an array are set: no library does, and no comparison sees it."""
@@ -545,8 +520,16 @@ def _stack_global(machine: Machine) -> None:
 
 def _call(machine: Machine) -> None:
     args, of = machine.stack.pop(), machine.stack.pop()
+    if type(of) is Name and of in GETATTR and is_tuple(args) and _is_inner(args):
+        machine.push_inner(of, *args)
+        return
     machine.note_call(of, args)
     machine.push_call(of, args)
+
+
+def _is_inner(args: tuple[Any, ...]) -> bool:
+    """Return whether arguments of `getattr` are a name and what it has."""
+    return len(args) == 2 and type(args[0]) is Name and type(args[1]) is str  # noqa: PLR2004
 
 
 def _new(machine: Machine) -> None:

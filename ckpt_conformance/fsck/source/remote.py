@@ -50,6 +50,7 @@ _FEW = 4  # files that are asked for one by one, and not by a listing
 _KINDS = {"file": EntryKind.FILE, "directory": EntryKind.FOLDER, "link": EntryKind.LINK}
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
 _ETAGS = ("ETag", "etag", "md5Hash", "content_md5")
+_ABSENT, _REFUSED = (404, 410), (401, 403, 407)  # answers of HTTP
 _WHOLE_ONLY = "the store gives whole files only, and no ranges"
 _ADVICE = "look at the network, the credentials and the endpoint, then try again"
 
@@ -302,7 +303,7 @@ class Files:
         What is refused is noted, too: nothing is known of it.
         """
         try:
-            return action()
+            return _told_apart(action)
         except (FileNotFoundError, NotADirectoryError):
             raise
         except PermissionError as error:
@@ -315,6 +316,21 @@ class Files:
         url = self._text + path.removeprefix(self._path)
         self.failures.append(f"{what} {url} fails: {why}; {_ADVICE}")
         return Unreachable(self.failures[-1])
+
+
+def _told_apart(action: Callable[[], Answer]) -> Answer:
+    """Do a request; of fsspec, by HTTP, whatever goes wrong is a file that is not there."""
+    try:
+        return action()
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        is_http = type(cause).__module__.startswith("aiohttp") or isinstance(cause, TimeoutError)
+        status = getattr(cause, "status", None)
+        if cause is None or not is_http or status in _ABSENT:
+            raise
+        if status in _REFUSED:
+            raise PermissionError(f"it answers {status}") from error
+        raise cause from None
 
 
 def _entries(path: str, listed: Iterable[Json]) -> Iterator[tuple[str, Entry]]:

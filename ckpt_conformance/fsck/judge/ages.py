@@ -1,0 +1,89 @@
+"""Which of several checkpoints is newer: by epoch and step as far as all have them, or by time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpt_conformance.fsck.judge.roles import is_count
+from ckpt_conformance.fsck.layouts import step_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ckpt_conformance.fsck.source.findings import Facts
+
+COUNTERS = ("global_steps", "global_step", "iteration", "step")
+"""Under which keys files of `torch.save` count their steps."""
+_EPOCH = "epoch"
+
+Key = tuple[bool, int, int, float]
+
+
+class Age(NamedTuple):
+    """What orders a checkpoint among others.
+
+    Attributes:
+        epoch: None where it is not known.
+        step: None where it is not known.
+        time: seconds since 1970 of the last change.
+
+    """
+
+    epoch: int | None
+    step: int | None
+    time: float
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything but the time is known."""
+        return self.epoch is not None or self.step is not None
+
+
+UNKNOWN = Age(None, None, 0.0)
+
+
+def age_of(name: str, said: int | None, facts: Iterable[Facts], time: float) -> Age:
+    """Return the age of what has a name; `said` is the step that its report says.
+
+    A step in the name decides. Where there is none, files in it may count steps and epochs.
+    """
+    epoch, step = step_names.moment_of(name)
+    if step is not None:
+        return Age(epoch, step, time)
+    facts = list(facts)
+    inside = step_inside(facts)
+    if inside is None and epoch is None:
+        inside = said
+    own = epoch if epoch is not None else _agreed(one.number(_EPOCH) for one in facts)
+    return Age(own, inside, time)
+
+
+def step_inside(facts: Iterable[Facts]) -> int | None:
+    """Return the step that files count, as far as all that do agree; None for none."""
+    counted = (one.number(key) for one in facts for key in COUNTERS)
+    return _agreed(number for number in counted if is_count(number))
+
+
+def _agreed(numbers: Iterable[int | None]) -> int | None:
+    found = {one for one in numbers if one is not None}
+    return found.pop() if len(found) == 1 else None
+
+
+def newest_first(ages: Sequence[Age]) -> list[int]:
+    """Return the places of some ages, the newest first; of equal ones the first one first."""
+    key = _key_of(ages)
+    return sorted(range(len(ages)), key=lambda at: key(ages[at]), reverse=True)
+
+
+def _key_of(ages: Sequence[Age]) -> Callable[[Age], Key]:
+    """Return what to sort by: what nothing is known of comes last."""
+    known = [one for one in ages if one.is_known]
+    if all(one.epoch is not None for one in known):
+        return lambda one: (one.is_known, one.epoch or 0, _or_first(one.step), one.time)
+    if all(one.step is not None for one in known):
+        return lambda one: (one.is_known, one.step or 0, 0, one.time)
+    return lambda one: (one.is_known, 0, 0, one.time)
+
+
+def _or_first(step: int | None) -> int:
+    return -1 if step is None else step
