@@ -10,6 +10,7 @@ import pytest
 import torch
 from fsck_runs import Finished
 from fsck_swaps import RUNS, Seen, run_of, same, script, seen, stales
+from safetensors.torch import save_file
 
 from ckpt_conformance.fsck.judge import stored
 from ckpt_conformance.fsck.judge.gate import judge_newest
@@ -136,6 +137,54 @@ def test_another_run_beside_it_is_not_asked(run: Path, tmp_path: Path) -> None:
     (tmp_path / "other" / "best_step_20").rename(run / "best_step_20")
     (run / "best_step_20" / "optimizer.pt").unlink()
     assert told(run) == {}
+
+
+PREPARED = (
+    *("model.safetensors", "optimizer.bin", "scheduler.bin"),
+    *("sampler.bin", "custom_checkpoint_0.pkl"),
+)
+
+
+def accelerated(root: Path, *steps: int) -> Path:
+    """A run of accelerate, with what was prepared."""
+    for step in steps:
+        folder = root / f"checkpoint_{step}"
+        folder.mkdir(parents=True)
+        save_file({"w": torch.full((3,), float(step))}, folder / "model.safetensors")
+        for name in PREPARED[1:]:
+            torch.save({"of": step}, folder / name)
+        torch.save(
+            {"step": step, "torch_manual_seed": torch.ones(3)}, folder / "random_states_0.pkl"
+        )
+    return root
+
+
+@pytest.mark.parametrize("step", [2, 3])
+@pytest.mark.parametrize("name", PREPARED)
+def test_what_accelerate_prepared_is_in_each_step(name: str, step: int, tmp_path: Path) -> None:
+    """The generators are written last and are there: so the file was lost after the save."""
+    root = accelerated(tmp_path / "run", 1, 2, 3)
+    (root / f"checkpoint_{step}" / name).unlink()
+    assert (name, Kind.MISSING) in told(root)[step]
+    newest = judge_newest(root).newest_whole
+    assert newest is not None
+    assert newest.step == (2 if step == 3 else 3)
+
+
+def test_what_accelerate_prepared_later_is_not_missing_before(tmp_path: Path) -> None:
+    root = accelerated(tmp_path / "run", 1, 2, 3)
+    (root / "checkpoint_1" / "scheduler.bin").unlink()
+    (root / "checkpoint_3" / "README.md").write_text("notes")
+    weights = root / "checkpoint_3" / "model.safetensors"
+    weights.unlink()
+    torch.save({"w": torch.ones(3)}, weights.with_name("pytorch_model.bin"))
+    assert {one.state for one in judge(root).reports} == {State.WHOLE}
+
+
+def test_one_earlier_step_is_not_enough_to_miss_a_file(tmp_path: Path) -> None:
+    root = accelerated(tmp_path / "run", 1, 2)
+    (root / "checkpoint_2" / "scheduler.bin").unlink()
+    assert {one.state for one in judge(root).reports} == {State.WHOLE}
 
 
 # -- files of another step -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckpt_conformance.fsck.layouts.layouts import is_index
 from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind
 from ckpt_conformance.fsck.source.untrusted import clip
 
@@ -44,11 +45,17 @@ _SIGNS = re.compile(
     r"(?:model|optim|extra_state)_world_size_\d+_rank_\d+\.pt"
 )
 _OF_DEEPSPEED = re.compile(r"[^/]*_(?:optim|model)_states\.pt")  # inside of others' folders, too
+_CONFIG = "config.json"
+_STEMS = re.compile(
+    r"(?:diffusion_pytorch_)?model(?:\.[^.]+)?\.safetensors|(?:diffusion_)?pytorch_model(?:\.[^.]+)?\.bin"
+)
+_OF_SEVERAL = re.compile(r"(.+)-\d{5}-of-(\d{5})\.(safetensors|bin)")
 _SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+/|global_step\d+/|pytorch_model/")
 
 
 def judge_layout(candidate: Candidate, report: Report) -> None:
     """Report what is missing of a checkpoint by the rules of its layout."""
+    _indexes(candidate, report)
     known = {finding.file for finding in report.findings}
     if report.layout == "torch":
         _lightning(candidate, report)
@@ -70,6 +77,19 @@ def judge_layout(candidate: Candidate, report: Report) -> None:
             if base + finding.file not in known:
                 report.say(finding.kind, base + finding.file, finding.why)
     _step(candidate, report)
+
+
+def _indexes(candidate: Candidate, report: Report) -> None:
+    """Report a model of transformers or diffusers whose several files have no index."""
+    for base, names in _folders(candidate.files).items() if not candidate.is_alone else ():
+        own = {name for name in names if "/" not in name}
+        if any(map(is_index, own)):
+            continue
+        sets = {match.groups() for name in own if (match := _OF_SEVERAL.fullmatch(name))}
+        for stem, total, ending in sorted(sets):
+            if int(total) > 1 and (_CONFIG in own or _STEMS.fullmatch(f"{stem}.{ending}")):
+                why = f"the index of {int(total)} files: without it no library finds them"
+                report.say(Kind.MISSING, f"{base}{stem}.{ending}.index.json", why)
 
 
 def _folders(files: Collection[str]) -> dict[str, set[str]]:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _CONFIG, _COMMON = "metadata.json", "common.pt"
 _MOST_BYTES = 16 << 20
 _WEIGHTS = re.compile(r".*\.safetensors|.*\.bin|.*\.index\.json")
-_PART = re.compile(r".*-\d+-of-\d+\.(safetensors|bin)")
 _TOKENS = re.compile(r".*(?:token|vocab|merges|processor|\.model$|\.tiktoken$).*")
 
 
@@ -196,10 +195,6 @@ def _huggingface(role: _Role, what: str, path: str, *, is_peft: bool) -> None:
     if what in ("model", "hf_model") and not is_peft and not any(map(_WEIGHTS.fullmatch, tops)):
         why = f"{MANIFEST} says that {what} is in this folder, and there are no weights"
         role.say(Kind.MISSING, f"{path}/model.safetensors", why)
-    parts = {match[1] for name in tops if (match := _PART.fullmatch(name))}
-    for ending in parts if not any(name.endswith(".index.json") for name in tops) else ():
-        why = "the weights are in parts, and only an index says which tensor is where"
-        role.say(Kind.MISSING, f"{path}/model.{ending}.index.json", why)
     if what == "tokenizer" and not any(map(_TOKENS.fullmatch, tops)):
         why = f"{MANIFEST} says that the tokenizer is in this folder, and nothing of one is there"
         role.say(Kind.MISSING, f"{path}/tokenizer.json", why)

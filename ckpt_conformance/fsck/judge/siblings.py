@@ -38,6 +38,7 @@ MOST = 2_000
 """Checkpoints of which is kept what neighbours are asked for."""
 _MOST_FILES = 64  # of one checkpoint; more are ranks, which are held against each other
 _FEW = 3  # neighbours that make a rule
+_FEW_PREPARED = 2  # where a library writes the same each time
 _SKIPPED = "skipped_steps"  # DeepSpeed's
 _LOCKSTEP = ("optimizer", "scheduler")
 _GLOBAL = "global_steps"
@@ -45,6 +46,12 @@ _OF_A_SCRIPT = ("files", "torch", "safetensors", "hf-index")
 _MEGATRON = dict.fromkeys((names.V2, names.PRE_V2), names.V2)  # a run may be migrated in part
 _LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(_OF_A_SCRIPT, "files") | _MEGATRON
 """Layouts whose steps are compared; a script's own may hold one file or several."""
+_ACCELERATE = "accelerate"
+# Of what was prepared once for all of a run: `save_state` writes each, whatever the step.
+_PREPARED = re.compile(
+    r"(?:(?:model|optimizer|scheduler|sampler|dl_state_dict|pytorch_model|custom_checkpoint)(?:_\d+)?"
+    r"\.(?:safetensors|bin|pkl)|scaler\.pt)"
+)
 _OF_RANKS = re.compile(r"rank|world_size|random_states|rng_state_\d|-of-")
 
 
@@ -188,10 +195,14 @@ def _files(
     for name in candidate.files if len(candidate.files) <= _MOST_FILES else ():
         alike = name if step is None else _alike(name, step)
         counts = _counts(report.facts.get(name, NO_FACTS))
-        if alike and (counts or named(name)):
+        if alike and (counts or named(name) or _is_prepared(report.layout, name)):
             held = report.facts.get(name, NO_FACTS).held
             files[alike] = File(counts, held.mark if held else "", name in several)
     return files
+
+
+def _is_prepared(layout: str, name: str) -> bool:
+    return layout == _ACCELERATE and _PREPARED.fullmatch(name) is not None
 
 
 def _counts(facts: Facts) -> dict[str, int]:
@@ -244,15 +255,33 @@ def _poorer(newest: Kin, other: Kin) -> Finding | None:
 def _absent(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
     """Find the one step that lacks a file which all others have, beside weights."""
     found: list[tuple[int, Finding]] = []
-    known = {name for kin in run for name in kin.files if named(name)}
+    known = {name for kin in run for name in kin.files if _may_be_asked(kin, name)}
     for name in sorted(name for name in known if not _OF_RANKS.search(name)):
         lacks = [at for at, kin in enumerate(run) if name not in kin.files]
-        if len(lacks) != 1 or len(run) <= _FEW or lacks[0] == 0:
+        is_prepared = _is_prepared(run[0].layout, name)
+        few = _FEW_PREPARED if is_prepared else _FEW
+        if len(lacks) != 1 or len(run) <= few or lacks[0] == 0:
             continue
         (at,) = lacks
-        kind, why = _why_absent(run, at)
+        if is_prepared and _is_weights(name) and any(map(_is_weights, run[at].files)):
+            continue  # in another format
+        kind, why = _why_not_prepared(run) if is_prepared else _why_absent(run, at)
         found.append((at, Finding(kind, run[at].real(name), why)))
     return found
+
+
+def _is_weights(name: str) -> bool:
+    return name.startswith(("model", "pytorch_model"))
+
+
+def _may_be_asked(kin: Kin, name: str) -> bool:
+    return bool(named(name)) or _is_prepared(kin.layout, name)
+
+
+def _why_not_prepared(run: Sequence[Kin]) -> tuple[Kind, str]:
+    """Judge what accelerate writes at each save, since it was prepared for all of a run."""
+    others = f"all {len(run) - 1} other steps of this run have it"
+    return Kind.MISSING, f"{others}, and accelerate saves all that was prepared, each time"
 
 
 def _why_absent(run: Sequence[Kin], at: int) -> tuple[Kind, str]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _TORCH = (".pt", ".pth", ".ckpt")
 _MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th")
-_INDEX = (".safetensors.index.json", ".bin.index.json")
+_INDEX = re.compile(r".+\.(?:safetensors|bin)\.index(?:\.[^./]+)?\.json")  # with diffusers' variant
 _BY_NAME = (".safetensors", *_TORCH)
 _LEFTOVER = re.compile(
     r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$|"
@@ -311,14 +311,16 @@ def _hides_a_folder(folder: Folder, name: str) -> bool:
     return bool(folder.link_problem(name)) and (where.is_dir() or not isinstance(where, Path))
 
 
+def is_index(name: str) -> bool:
+    """Return whether a name is one of an index of Hugging Face."""
+    return name.endswith(".json") and _INDEX.fullmatch(name) is not None
+
+
 def is_by_names(names: Iterable[str]) -> bool:
     """Return whether a folder is one checkpoint by the names in it."""
     names = list(names)
     return signed_form(names) is not None or any(
-        name in _SIGNATURES
-        or name.endswith(_INDEX)
-        or dcp.is_file(name)
-        or hf_shards.is_shard(name)
+        name in _SIGNATURES or is_index(name) or dcp.is_file(name) or hf_shards.is_shard(name)
         for name in names
     )
 
@@ -568,7 +570,7 @@ def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> 
         return
     if is_dcp:
         yield Part(Format.DCP, base, dcp.METADATA)
-    taken = {name for name in names if dcp.is_file(name) or name.endswith(_INDEX)}
+    taken = {name for name in names if dcp.is_file(name) or is_index(name)}
     for part in _of_several(base, names):
         yield part
         taken.update(_taken_by(folder, part, names))
@@ -593,7 +595,7 @@ def _of_several(base: str, names: Iterable[str]) -> Iterator[Part]:
     for name in list(filter(hf_shards.is_shard, names))[:1]:
         yield Part(Format.HF_SHARDS, base, name)
     for name in names:
-        if name.endswith(_INDEX):
+        if is_index(name):
             yield Part(Format.INDEX, base, name)
 
 
