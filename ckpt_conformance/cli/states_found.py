@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import os
 import secrets
 import shutil
@@ -20,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ckpt_conformance.cli import command_names
 from ckpt_conformance.cli.recordings import SCRIPT
-from ckpt_conformance.cli.scripts import files_of, is_code
+from ckpt_conformance.cli.scripts import files_of, is_code, words_of
 from ckpt_conformance.contract import trees, written
 from ckpt_conformance.crash.explore.evidence import Evidence, from_json, to_json
 from ckpt_conformance.plugin import depends
@@ -262,20 +262,17 @@ def _depends_of(identity: Identity) -> KeyParts:
 
 
 def _code_of(script: Script) -> KeyParts:
-    """Describe what a command runs: files that it names, code beside these, its interpreter.
+    """Describe what a command runs: what it names, code beside its files, its interpreter.
 
     Unlike what a recording depends on, nothing here is passed over because it is large.
     """
-    named = files_of(script)
-    beside = sorted({path.resolve().parent for path in named if is_code(path)})
-    program = shutil.which(script.command[0], path=os.environ.get("PATH"))
+    beside = sorted({path.resolve().parent for path in files_of(script) if is_code(path)})
     return {
         "cwd": script.cwd,
-        "files": {str(path): written.digest_of(path) for path in named},
-        "beside": code_in(beside),
-        "program": str(program),
+        "code": code_in(beside),
+        "program": str(shutil.which(script.command[0], path=os.environ.get("PATH"))),
         "environment": _environment_of_runs(),
-        "packages": _packages_of(Path(program)) if program else [],
+        **command_names.described(words_of(script), script.cwd),
     }
 
 
@@ -283,11 +280,3 @@ def _environment_of_runs() -> dict[str, str]:
     """Return what a command finds in its environment, but for what is new in each session."""
     names = (name for name in os.environ if not name.startswith(OF_A_SESSION))
     return {name: os.environ[name] for name in sorted(names)}
-
-
-def _packages_of(program: Path) -> list[str]:
-    """List the packages of a Python, which may be another one than ours."""
-    places = [str(path) for path in program.parent.parent.glob("lib/python*/site-packages")]
-    return sorted(
-        {f"{one.name} {one.version}" for one in importlib.metadata.distributions(path=places)}
-    )

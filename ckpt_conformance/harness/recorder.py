@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 _open, _write, _close = os.open, os.write, os.close
 IMPORTS = "<frozen importlib._bootstrap_external>"
 WRITES = os.O_WRONLY | os.O_RDWR
+# What needs a file or a folder to be there, and says so if it is not.
+ON_A_PATH = (
+    *("os.chmod", "os.chown", "os.utime", "os.chdir", "os.listxattr", "os.getxattr"),
+    *("os.setxattr", "os.removexattr"),
+)
 BYTECODE = tuple(importlib.machinery.BYTECODE_SUFFIXES)
 
 
@@ -60,6 +65,7 @@ class Recorder:
             "os.rmdir": self._removes,
             "os.mkdir": self._makes_a_folder,
             "os.truncate": self._cuts,
+            **dict.fromkeys(ON_A_PATH, self._acts_on),
             "ctypes.dlopen": self._loads,
             "subprocess.Popen": self.starts,
             "os.system": self.starts_by_shell,
@@ -177,6 +183,10 @@ class Recorder:
     def _cuts(self, path: object, _length: object) -> None:
         if _is_path(path):
             self._note_of_others(_absolute(path), "written")
+
+    def _acts_on(self, path: object, *_: object) -> None:
+        if _is_path(path):
+            self._note_of_others(_absolute(path), "exists")
 
     def _note_entry(self, name: str) -> None:
         """Note whether something is there, where that is not of this process."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "CKC_OPENED"  # for a child that becomes a new interpreter: its notes
 QUESTIONS = {"stat": "exists", "lstat": "exists", "access": "exists", "readlink": "link"}
+OF_DISKS = ("statvfs", "pathconf")  # which take no folder that a path is relative to
 SUPPORTS = (
     os.supports_dir_fd,
     os.supports_fd,
@@ -78,6 +79,7 @@ def _install(recorder: Recorder) -> None:
     kind.__getitem__ = noted
     _watch_names(recorder, kind)
     _watch_questions(recorder)
+    _watch_disks(recorder)
     sys.meta_path.insert(0, Looking(recorder))
     _watch_interpreters(recorder)
 
@@ -92,6 +94,15 @@ def _watch_names(recorder: Recorder, kind: Any) -> None:  # noqa: ANN401  os._En
             return ask(self)
 
         setattr(kind, name, functools.wraps(ask)(noted))
+    write = kind.__repr__
+
+    @functools.wraps(write)
+    def noted_whole(self: Iterable[object]) -> object:
+        for one in self:
+            recorder.looks_up(one)
+        return write(self)
+
+    kind.__repr__ = noted_whole
 
 
 class Looking:
@@ -131,6 +142,22 @@ def _watch_questions(recorder: Recorder) -> None:
         for supporting in SUPPORTS:
             if ask in supporting:
                 supporting.add(wrapped)
+
+
+def _watch_disks(recorder: Recorder) -> None:
+    for name in OF_DISKS:
+        ask = getattr(os, name)
+
+        def noted(
+            path: object, *arguments: object, ask: Callable[..., object] = ask, **more: object
+        ) -> object:
+            recorder.asks(path, None, "exists")
+            return ask(path, *arguments, **more)
+
+        wrapped = functools.wraps(ask)(noted)
+        setattr(os, name, wrapped)
+        if ask in os.supports_fd:
+            os.supports_fd.add(wrapped)
 
 
 def _watch_interpreters(recorder: Recorder) -> None:

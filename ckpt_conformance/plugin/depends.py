@@ -22,7 +22,7 @@ import msgspec
 
 from ckpt_conformance.contract import installed, registry, written
 from ckpt_conformance.contract.catalogue import load_catalogue
-from ckpt_conformance.work import startup
+from ckpt_conformance.work import packages, startup
 from ckpt_conformance.work.cache import KeyParts, key_of
 from ckpt_conformance.work.own_code import is_code, our_packages
 from ckpt_conformance.work.sources import SourceTree, code_beside, code_outside, digest_of
@@ -218,9 +218,7 @@ def machine(scratch: str) -> KeyParts:
     return {
         "python": sys.version,
         "flags": repr(sys.flags),
-        "packages": sorted(
-            {f"{one.name} {one.version}" for one in importlib.metadata.distributions()}
-        ),
+        "packages": packages.described(),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
         "processor": _processor(),

@@ -63,8 +63,8 @@ def _seen_in(notes: Sequence[Note]) -> Seen:
         return Seen(why_not=why_not)
     if len(notes) > MOST:
         return Seen(why_not=f"it opens {len(notes):,} files")
-    names = [(note.kind, note.name) for note in notes if note.kind != "written"]
-    return Seen({openings.key(*name): openings.digest(*name) for name in names})
+    names = ((note.kind, note.name) for note in notes if note.kind != "written")
+    return Seen(openings.noted(names))
 
 
 def _is_edited(note: Note, begun: int) -> bool:

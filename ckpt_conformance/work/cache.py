@@ -80,8 +80,11 @@ class Cache:
 
         Nor is there any where a file or a variable that its run has opened is another one now.
         """
+        path = self._path(key)
         try:
-            entry = msgspec.json.decode(self._path(key).read_bytes(), type=Entry)
+            if not path.is_file():  # a pipe would be waited for
+                return None
+            entry = msgspec.json.decode(path.read_bytes(), type=Entry)
         except (OSError, msgspec.DecodeError):
             return None
         content = bytes(entry.content)

@@ -6,6 +6,7 @@ again. Who reads the same code and the same contents opens the same again.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import stat
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.file_kinds import kinds_of
+from ckpt_conformance.work import own_code, packages
 from ckpt_conformance.work.own_code import CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 ABSENT = "absent"
 # How names of variables begin that are there only while checks run.
@@ -32,6 +34,22 @@ def key(kind: str, name: str) -> str:
     if kind in OF_PATHS and f"{name}/".startswith(f"{here}/"):
         return f"{kind} .{name.removeprefix(here)}"
     return f"{kind} {name}"
+
+
+def noted(names: Iterable[tuple[str, str]]) -> Opened:
+    """Return what was opened, by kind and name, with its digests as they are now.
+
+    A name outside of the working directory may be made of where code lies: another checkout has
+    another file there. So where one is near the places of code, these places count, too.
+    """
+    names = list(names)
+    found = {key(*one): digest(*one) for one in names}
+    tops = {part for place in _places() for part in Path(place).parts[1:2]}
+    outside = (one.partition(" ") for one in found)
+    near = (Path(name).parts[1:2] for kind, _, name in outside if kind in OF_PATHS)
+    if any(part and part[0] in tops for part in near):
+        found["places "] = digest("places", "")
+    return found
 
 
 def digest(kind: str, name: str) -> str:
@@ -99,6 +117,21 @@ def _of_modules(name: str) -> str:
     return _short("\0".join(found))
 
 
+def _places() -> list[str]:
+    """Return the folders of code that is not installed, and the working directory."""
+    places = (Path.cwd(), *own_code.places_outside(), *_edited_in_place())
+    return sorted(set(map(str, places)))
+
+
+@functools.cache
+def _edited_in_place() -> tuple[Path, ...]:
+    return tuple(packages.edited_in_place())
+
+
+def _of_places(_: str) -> str:
+    return _short("\0".join(_places()))
+
+
 def _sign_of(entry: os.DirEntry[str]) -> str:
     """Tell files, folders and links apart, as a listing does."""
     if entry.is_symlink():
@@ -127,4 +160,5 @@ _DIGESTS: dict[str, Callable[[str], str]] = {
     "link": _of_link,
     "variable": _of_variable,
     "variables": _of_variables,
+    "places": _of_places,
 }

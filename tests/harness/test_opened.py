@@ -30,6 +30,12 @@ import ctypes, importlib, io, json, os, signal, socket, subprocess, threading
 there = Path(sys.argv[2])
 """
 SEEN = {
+    "changed where it is": ("os.utime(there / 'a.json')", "exists", "a.json"),
+    "given another mode": ("os.chmod(there / 'a.json', 0o644)", "exists", "a.json"),
+    "asked for attributes": ("os.listxattr(there / 'a.json')", "exists", "a.json"),
+    "gone into": ("os.chdir(there)", "exists", ""),
+    "asked for the room of its disk": ("os.statvfs(there)", "exists", ""),
+    "asked for its limits": ("os.pathconf(there, 'PC_NAME_MAX')", "exists", ""),
     "read": ("json.loads((there / 'a.json').read_text())", "file", "a.json"),
     "read by descriptor": ("os.close(os.open(there / 'a.json', os.O_RDONLY))", "file", "a.json"),
     "looked for": ("(there / 'no.json').exists() or open(there / 'no.json')", "file", "no.json"),
@@ -257,6 +263,10 @@ def test_who_asks_for_all_variables_depends_on_their_names(text: str, tmp_path: 
 def test_one_variable_is_not_all(tmp_path: Path) -> None:
     found = run(tmp_path, "os.environ.get('ONE'); subprocess.run(['true'])")
     assert names(found, "variables") == set()
+
+
+def test_who_writes_the_environment_out_depends_on_all_values(tmp_path: Path) -> None:
+    assert "PATH" in names(run(tmp_path, "repr(os.environ)"), "variable")
 
 
 def test_a_socket_of_another_program_is_an_address(tmp_path: Path) -> None:

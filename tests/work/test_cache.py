@@ -59,6 +59,14 @@ def test_a_damaged_entry_is_no_entry(cache: Cache) -> None:
         assert cache.get(key_of(INPUTS)) in (None, content)
 
 
+def test_a_pipe_in_the_place_of_an_entry_is_not_waited_for(cache: Cache) -> None:
+    cache.put(INPUTS, b'{"verdict":"PASS"}')
+    (path,) = entries(cache)
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.get(key_of(INPUTS)) is None
+
+
 def test_an_entry_under_another_name_is_no_entry(cache: Cache) -> None:
     cache.put(INPUTS, b"{}")
     (path,) = entries(cache)

@@ -128,3 +128,22 @@ def test_an_unknown_kind_is_never_the_same() -> None:
 def test_the_working_directory_itself_is_written_so(project: Path) -> None:
     assert openings.key("folder", str(project)) == "folder ."
     assert openings.digest("folder", ".") == openings.digest("folder", str(project))
+
+
+def test_beside_the_places_of_code_another_checkout_has_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is made of the place of the code, such as `Path(__file__).parent.parent`."""
+    places = [tmp_path / name / "ci" for name in ("one", "other")]
+    for place in places:
+        place.mkdir(parents=True)
+    (tmp_path / "one" / "a.json").write_text("{}")
+    monkeypatch.chdir(places[0])
+    outside = openings.noted([("file", str(tmp_path / "one" / "a.json"))])
+    inside = openings.noted([("file", str(places[0] / "b.json"))])
+    far = openings.noted([("file", "/nowhere/c.json")])
+    assert all(map(openings.is_as_it_was, (outside, inside, far)))
+    monkeypatch.chdir(places[1])
+    assert not openings.is_as_it_was(outside)
+    assert openings.is_as_it_was(inside)
+    assert openings.is_as_it_was(far)
