@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -305,6 +306,128 @@ class OneNanOfText(Rewritten):
             tree = cast("dict[object, Any]", value)
             return {key: self.rewrite(one) for key, one in tree.items()}
         return float(repr(value)) if type(value) is float else value
+
+
+class EachIsRewritten(Rewritten):
+    """Rewrites the keys and values of a dict, also below."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Go through dicts, and rewrite what is in them."""
+        if not isinstance(value, dict):
+            return self.value(value)
+        tree = cast("dict[object, Any]", value)
+        kept = {self.key(key): self.rewrite(one) for key, one in tree.items()}
+        return {key: one for key, one in kept.items() if self.is_kept(key, one)}
+
+    def key(self, key: object) -> object:
+        """Return what comes of a key."""
+        return key
+
+    def value(self, value: object) -> object:
+        """Return what comes of a value that is no dict."""
+        return value
+
+    def is_kept(self, key: object, value: object) -> bool:
+        """Return whether it comes back at all."""
+        del key, value
+        return True
+
+
+@mutant(
+    "M01-zero",
+    url="huggingface/transformers#34631",
+    change="text of the user's dict is filled up with zero bytes, and a load cuts them off",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class TextEndsAtZeros(EachIsRewritten):
+    """Keeps text in a column of one width, as NumPy does."""
+
+    def value(self, value: object) -> object:
+        """Cut zero bytes off."""
+        return value.rstrip("\0") if isinstance(value, str) else value
+
+
+@mutant(
+    "M01-short",
+    url="huggingface/transformers#34631",
+    change="the length of a text in the user's dict is a number of two bytes",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class TextIsShort(EachIsRewritten):
+    """Cuts what is longer."""
+
+    def value(self, value: object) -> object:
+        """Keep what two bytes can count."""
+        return value[: (1 << 16) - 1] if isinstance(value, str) else value
+
+
+@mutant(
+    "M01-mixed",
+    url="huggingface/transformers#34631",
+    change="a list of numbers in the user's dict is kept as an array, so all become floats",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class ListsAreArrays(EachIsRewritten):
+    """Takes the type that all of them have in common."""
+
+    def value(self, value: object) -> object:
+        """Convert a list of numbers with a float among them."""
+        if not isinstance(value, list):
+            return value
+        numbers = cast("list[bool | float | str]", value)
+        are_numbers = all(isinstance(one, bool | int | float) for one in numbers)
+        is_mixed = are_numbers and any(isinstance(one, float) for one in numbers)
+        return [float(one) for one in numbers] if is_mixed else numbers
+
+
+@mutant(
+    "M01-empty",
+    url="huggingface/transformers#34631",
+    change="empty lists and dicts in the user's dict have no record, and do not come back",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class NothingIsNothing(EachIsRewritten):
+    """Writes a record for each leaf of the tree."""
+
+    def is_kept(self, key: object, value: object) -> bool:
+        """Leave out what has no leaf."""
+        del key
+        return value not in ([], {})
+
+
+@mutant(
+    "M01-unnamed",
+    url="huggingface/transformers#34631",
+    change="a key of the user's dict that is an empty text is taken for none",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class EmptyIsNoName(EachIsRewritten):
+    """Asks `if key`."""
+
+    def is_kept(self, key: object, value: object) -> bool:
+        """Leave out what has no name."""
+        del value
+        return key != ""
+
+
+@mutant(
+    "M01-spelled",
+    url="huggingface/transformers#34631",
+    change="keys of the user's dict are names of files on a disk that spells them in its own way",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class OneSpelling(EachIsRewritten):
+    """Keeps what is the same for Unicode under one name."""
+
+    def key(self, key: object) -> object:
+        """Spell a key as macOS does."""
+        return unicodedata.normalize("NFD", key) if isinstance(key, str) else key
 
 
 @mutant(

@@ -177,6 +177,50 @@ class GroupsAreNumbers(CheckpointManager):
         return saved
 
 
+KNOWN = {
+    *torch.optim.AdamW([torch.zeros(1)]).param_groups[0],
+    *torch.optim.SGD([torch.zeros(1)]).param_groups[0],
+    "initial_lr",
+}
+
+
+@mutant(
+    "F05-known",
+    url="NVIDIA/Megatron-LM#7468",
+    change="of a parameter group the keys of torch's optimizers are saved, and tensors",
+    violates={"CKC-COMP-004"},
+)
+class KnownKeysOnly(CheckpointManager):
+    """Has a schema of what an optimizer keeps."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> Any:
+        """Leave out what is not in it."""
+        saved = super().capture_optimizers(optimizers)
+        for state in saved.values():
+            state["param_groups"] = [
+                {k: v for k, v in group.items() if k in KNOWN or isinstance(v, torch.Tensor)}
+                for group in state["param_groups"]
+            ]
+        return saved
+
+
+@mutant(
+    "F05-own",
+    url="NVIDIA/Megatron-LM#7468",
+    change="of a parameter group the keys of torch are loaded; other numbers stay as they were",
+    violates={"CKC-COMP-004"},
+)
+class OwnKeysStay(CheckpointManager):
+    """Trusts the configuration of the new run more than the checkpoint."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, then put back what torch does not know."""
+        own = [{k: v for k, v in g.items() if k not in KNOWN} for g in optimizer.param_groups]
+        super().restore_optimizer(optimizer, state)
+        for group, kept in zip(optimizer.param_groups, own, strict=True):
+            group |= {key: value for key, value in kept.items() if isinstance(value, float)}
+
+
 @mutant(
     "G04",
     url="verl-project/verl#7283",

@@ -59,6 +59,7 @@ OWNERS = {
     "accumulate": "CKC-COMP-013",
     "computed": "CKC-COMP-010",
     "phases": "CKC-COMP-012",
+    "scaled": "CKC-COMP-004",
 }
 
 

@@ -27,6 +27,7 @@ from ckpt_conformance.workload.state import (
     Rex,
     Scalar,
     Scalars,
+    Scaling,
     SharingSgd,
     SteadySgd,
     Unusual,
@@ -91,6 +92,10 @@ KINDS: dict[str, Kind] = {
         optimizer="nesting",
         shows="an optimizer that keeps lists and dicts of fp32 tensors of bf16 parameters, and "
         "state that is no parameter's",
+    ),
+    "scaled": Kind(
+        optimizer="scaled",
+        shows="parameter groups with keys that torch does not know, such as a factor of the rate",
     ),
     "accumulate": Kind(
         accumulate=3, shows="a save between two micro-batches: held gradients are state"
@@ -338,6 +343,8 @@ def _optimizers(
     constant: ParameterGroup = {"params": vectors, "weight_decay": 0.0, "betas": (0.8, 0.95)}
     if kind.optimizer == "viewing":
         return {"optimizer": ViewingSgd([decaying, constant], rate, narrow)}
+    if kind.optimizer == "scaled":
+        return {"optimizer": Scaling([decaying, constant], rate)}
     if kind.optimizer == "two":
         second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
         return {"optimizer": optim.AdamW([decaying], rate), "optimizer.second": second}

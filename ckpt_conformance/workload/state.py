@@ -146,6 +146,12 @@ class Unusual(Extra):
             "minus zero": -0.0,
             "smallest": 5e-324,
             "names": names_of_everywhere(seed),
+            "long": f"{'x' * (1 << 16)}{seed}",  # a length of two bytes is too short for it
+            "ends in a zero byte": f"{seed}\0",
+            "mixed": [True, 2, 0.5],
+            "nothing in them": {"list": [], "dict": {}, "tuple": (), "text": ""},
+            "no name": {"": seed},
+            "two spellings": {"\u00e9": seed, "e\u0301": seed + 1},  # one name, as Unicode has it
             **({} if Feature.DOTTED in without else dotted),
         }
 
@@ -321,6 +327,29 @@ class ViewingSgd(MasterSgd):
         self.state[p]["rows"] = rows
         if rows.ndim > 1:
             self.state[p]["turned"] = rows.transpose(0, 1)
+
+
+class Scaling(optim.AdamW):
+    """Keeps in its groups what torch does not know: a name, and a factor that follows the steps.
+
+    Fine-tuning keeps the factor of a layer's rate there (`lr_scale`), and schedules read it.
+    """
+
+    def __init__(self, groups: list[ParameterGroup], rate: float) -> None:
+        """Name the groups by their numbers."""
+        named = [{**one, "group_name": f"{at}"} for at, one in enumerate(groups)]
+        super().__init__([{**one, "lr_scale": 1.0} for one in named], rate)
+
+    def step(self, closure: Any = None) -> Any:  # noqa: ANN401  as torch has it
+        """Step as AdamW does, with scaled rates."""
+        rates = [group["lr"] for group in self.param_groups]
+        for at, group in enumerate(self.param_groups):
+            group["lr_scale"] *= 0.75 - at / 4
+            group["lr"] *= group["lr_scale"]
+        result = cast("Any", super()).step(closure)
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return result
 
 
 class CountingSgd(OneByOne):

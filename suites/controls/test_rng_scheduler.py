@@ -223,6 +223,19 @@ def test_a_rate_that_the_schedule_does_not_say_is_the_saved_one(subject: Subject
     resumption.identity(subject, "optimizer", message, _is_group, "phases")
 
 
+@check("CKC-COMP-004")
+def test_keys_of_groups_that_torch_does_not_know_are_the_saved_ones(subject: Subject) -> None:
+    """What a run keeps in its parameter groups beside torch's own keys is the saved one.
+
+    Why: a list of the keys of AdamW leaves out the factor of a layer's rate, which schedules read
+    there: from the resume on all layers learn alike (F05).
+    How: groups with a name, and with a factor that each step of the optimizer changes.
+    """
+    resumption.arrive(subject, "scaled", owner=True)
+    message = "a key of a parameter group that torch does not know is not the saved one"
+    resumption.identity(subject, "optimizer", message, _is_group, "scaled")
+
+
 @check("CKC-COMP-014")
 def test_every_one_of_several_optimizers_comes_back(subject: Subject) -> None:
     """Each of several optimizers, and each of their schedulers, comes back.

@@ -59,6 +59,7 @@ SHOWN_BY = {
     "rex": "F03-callable",
     "constant": "F07-constant",
     "steps": "M01-json",
+    "scaled": "F05-own",
     "phases": "F02-rates",
 }
 # Kinds that no record of a step shows, and what shows them instead.
@@ -74,7 +75,7 @@ SHOWN_ELSEWHERE = {
     "small": "tests/crash/test_crash_workloads.py: a crash state that lacks a short file",
 }
 # Whose optimizer keeps the same state, and views of it; whose counter is a number, too.
-ALSO = {"masters": {"layouts"}, "counters": {"nested"}}
+ALSO = {"masters": {"layouts"}, "counters": {"nested"}, "accumulate": {"computed"}}
 REFUSED = {"sparse", "quantized", "meta"}  # by the reference, as it may
 BEYOND = {"huge", "many"}  # of GiB and minutes: tests/strangers/test_verdicts.py has them
 ORDINARY = {name: kind for name, kind in KINDS.items() if name not in BEYOND}
