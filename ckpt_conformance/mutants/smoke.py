@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import glob
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
@@ -48,6 +49,23 @@ class NameIsAPattern(CheckpointManager):
         """Look at what the pattern finds."""
         found = glob.glob(f"{self.root}/*")  # noqa: PTH207  the bug
         return super().candidates(*given, **named) if found else []
+
+
+@mutant(
+    "B13-link",
+    url="mosaicml/composer#1037",
+    change="the real path of a checkpoint is held against the directory's name, maybe a link",
+    violates={"CKC-SMOK-001"},
+)
+class LinksLeadOutside(CheckpointManager):
+    """Refuses what lies outside of its directory."""
+
+    def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
+        """Refuse a checkpoint by its real path."""
+        real = reference.directory.resolve()
+        if not real.is_relative_to(Path(self.root).absolute()):
+            raise CheckpointDamaged(f"{real} is not below {self.root}")
+        return super().open_verified(reference, allowed)
 
 
 @mutant(

@@ -46,6 +46,34 @@ def test_a_new_process_loads_what_was_saved(subject: Subject) -> None:
     resumption.loads_in_a_new_process(subject)
 
 
+@check("CKC-SMOK-001")
+def test_what_was_saved_through_a_link_is_loaded(subject: Subject) -> None:
+    """A directory that is reached through a symbolic link is one like any other.
+
+    Why: clusters keep runs on one disk and name them by a link; who compares the real path of a
+    file with the directory's name finds that each file lies outside, and refuses them all (B13).
+    How: save into a directory by a link to it; a new process loads by the link, and then by the
+    directory's own name. A save that is refused is none.
+    """
+    controls.require(test_a_new_process_loads_what_was_saved, subject)
+    subject.reset()
+    place = subject.scratch / "disk" / "run"
+    place.mkdir(parents=True)
+    link = subject.scratch / "run"
+    link.symlink_to(place.parent, target_is_directory=True)
+    step = SAVES[0]
+    saved = subject.run(step, (step,), then=[Close()], root=link / "run")
+    if saved.steps_of("acknowledged") != [step]:
+        return
+    for root in (link / "run", place):
+        resumed = subject.resume(root=root)
+        arrived, _ = oracle.arrival(resumed)
+        if arrived != step:
+            named = "the link" if root != place else "its own name"
+            message = f"step {step} was saved through a link; a load by {named} gives {arrived}"
+            raise Violation(message, evidence=subject.evidence(resumed))
+
+
 @check("CKC-SMOK-002")
 def test_discovery_names_an_acknowledged_step(subject: Subject) -> None:
     """After an acknowledged save discovery names the step, in the same process and in a new one.
