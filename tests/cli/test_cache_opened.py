@@ -127,7 +127,7 @@ def test_what_a_run_has_opened_is_held_against_what_is_there(
     module.write_text(module.read_text().replace('"fork"', f'"{isolation}"'))
     assert project.run()[0] == 0
     status, err = project.run()
-    assert (status, "1 result from the cache" in err) == (0, True)
+    assert (status, "2 results from the cache" in err) == (0, True)
     breaks(project)
     status, err = project.run()
     assert (status, "from the cache" in err) == (1, False)
@@ -138,7 +138,7 @@ def test_a_result_of_a_run_that_starts_a_program_is_not_kept(project: Project) -
     for _ in range(2):
         status, err = project.run()
         assert (status, "from the cache" in err) == (0, False)
-        assert "1 result not kept: theirs:make: it starts false, and what a program reads" in err
+        assert "2 results not kept: theirs:make: it starts false, and what a program reads" in err
 
 
 def test_of_a_run_that_begins_with_code_of_the_users_nothing_is_kept(project: Project) -> None:
@@ -176,7 +176,7 @@ def test_a_result_beside_another_adapter_is_none_of_an_adapter_alone(project: Pr
     together = ("certify", "other:make", *CERTIFY[1:], *CACHE)
     for served in (False, True):
         status, err = project.run(*together)
-        assert (status, "2 results from the cache" in err) == (0, served)
+        assert (status, "4 results from the cache" in err) == (0, served)
     status, err = project.run()
     assert (status, "from the cache" in err) == (1, False)
 
@@ -197,7 +197,7 @@ def test_who_asks_for_all_names_is_served(
     project.write(text)
     for served in (False, True):
         status, err = project.run()
-        assert (status, "1 result from the cache" in err) == (0, served)
+        assert (status, "2 results from the cache" in err) == (0, served)
     breaks(project)
     assert project.run()[0] == 1
 
