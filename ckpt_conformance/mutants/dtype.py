@@ -418,7 +418,7 @@ class EmptyIsNoName(EachIsRewritten):
 @mutant(
     "M01-spelled",
     url="huggingface/transformers#34631",
-    change="keys of the user's dict are names of files on a disk that spells them in its own way",
+    change="keys of the user's dict are put into the composed form of Unicode",
     violates={"CKC-COMP-012"},
     base="reference-trainer",
 )
@@ -426,8 +426,8 @@ class OneSpelling(EachIsRewritten):
     """Keeps what is the same for Unicode under one name."""
 
     def key(self, key: object) -> object:
-        """Spell a key as macOS does."""
-        return unicodedata.normalize("NFD", key) if isinstance(key, str) else key
+        """Compose what can be one character."""
+        return unicodedata.normalize("NFC", key) if isinstance(key, str) else key
 
 
 @mutant(
