@@ -11,10 +11,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract import written
 from ckpt_conformance.crash.script.command import OUT
 from ckpt_conformance.work import own_code, packages
-from ckpt_conformance.work.sources import code_in
+from ckpt_conformance.work.sources import code_in, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,9 +29,9 @@ _OF_ALL = {Path(place) for place in ("/", "/bin", "/sbin", "/usr/bin", "/usr/sbi
 def described(words: Iterable[str], cwd: str) -> KeyParts:
     """Return digests of all that the words of a command name, in plain values.
 
-    That is files; all in the folders; of programs the file, what lies beside it if it is a script
-    of the user's own, and the packages of the Python that it belongs to. Of more than can be read
-    nothing is the same twice.
+    That is files, and code beside those of code; all in the folders; of programs the file, what
+    lies beside it if it is a script of the user's own, and the packages of the Python that it
+    belongs to. Of more than can be read nothing is the same twice.
     """
     pieces = list(_pieces(words))
     paths = [Path(cwd, piece) for piece in pieces]
@@ -40,8 +39,9 @@ def described(words: Iterable[str], cwd: str) -> KeyParts:
     programs = sorted({*_found(pieces), *(path for path in files if _first_line(path))})
     places = sorted({str(place) for one in programs for place in _sites_of(one)})
     beside = {path.parent for path in programs if _is_own_script(path)}
+    beside |= {path.resolve().parent for path in files if own_code.CODE.fullmatch(path.name)}
     return {
-        "files": {str(path): _content(path) for path in sorted({*files, *programs})},
+        "files": {str(path): digest_of(path) for path in sorted({*files, *programs})},
         "folders": {str(path): _digest_of(path) for path in paths if path.is_dir()},
         "beside": code_in([*sorted(beside), *packages.edited_in_place(places)]),
         "packages": packages.described(places) if places else [],
@@ -89,13 +89,6 @@ def _is_own_script(path: Path) -> bool:
     return bool(_first_line(path)) and not is_of_environment and folder not in _OF_ALL
 
 
-def _content(path: Path) -> str:
-    try:
-        return written.digest_of(path)
-    except OSError as error:
-        return f"unreadable ({error.strerror})"
-
-
 def _digest_of(folder: Path) -> str:
     """Digest the names and contents below a folder; another word each time if that is too much."""
     found, left = hashlib.blake2b(digest_size=16), MOST_BYTES
@@ -104,7 +97,7 @@ def _digest_of(folder: Path) -> str:
         if left < 0 or count >= own_code.MOST_NAMES:
             return secrets.token_hex(16)
         found.update(f"{path.relative_to(folder)}\0".encode(errors="surrogateescape"))
-        found.update(_content(path).encode())
+        found.update(digest_of(path).encode())
     return found.hexdigest()
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from ckpt_conformance.cli import command_names
 from ckpt_conformance.cli.recordings import SCRIPT
-from ckpt_conformance.cli.scripts import files_of, is_code, words_of
+from ckpt_conformance.cli.scripts import words_of
 from ckpt_conformance.contract import trees, written
 from ckpt_conformance.crash.explore.evidence import Evidence, from_json, to_json
 from ckpt_conformance.plugin import depends
@@ -30,7 +30,7 @@ from ckpt_conformance.plugin.options import CheckOptions
 from ckpt_conformance.report import environment
 from ckpt_conformance.work.cache import KeyParts, key_of
 from ckpt_conformance.work.identity import SUITE
-from ckpt_conformance.work.sources import code_in, code_outside
+from ckpt_conformance.work.sources import code_outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -266,10 +266,8 @@ def _code_of(script: Script) -> KeyParts:
 
     Unlike what a recording depends on, nothing here is passed over because it is large.
     """
-    beside = sorted({path.resolve().parent for path in files_of(script) if is_code(path)})
     return {
         "cwd": script.cwd,
-        "code": code_in(beside),
         "program": str(shutil.which(script.command[0], path=os.environ.get("PATH"))),
         "environment": _environment_of_runs(),
         **command_names.described(words_of(script), script.cwd),

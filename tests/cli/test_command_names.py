@@ -33,6 +33,10 @@ EDITS: dict[str, tuple[list[str], Edit]] = {
         ["sh", "-c", "exec python there/train.py --out $0", "{out}"],
         lambda at: (at / "there/train.py").write_text("x = 2"),
     ),
+    "what a script in a line for a shell imports": (
+        ["sh", "-c", "exec python there/train.py --out $0", "{out}"],
+        lambda at: (at / "there/part.py").write_text("x = 2"),
+    ),
     "code of an editable project": (
         ["env/bin/theirs"],
         lambda at: (at / "proj/theirs.py").write_text("x = 2"),
@@ -98,12 +102,12 @@ def test_of_too_much_nothing_is_the_same_twice(
     assert command_names.described(["train", "there"], str(place)) != first
 
 
-def test_a_file_that_may_not_be_read_is_no_end(
+def test_a_file_that_may_not_be_read_is_told_so(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: Path) -> str:
+    def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(command_names.written, "digest_of", refuse)
+    monkeypatch.setattr(type(place), "open", refuse)
     told = command_names.described(["train", "there/a.yaml"], str(place))
     assert told["files"] == {str(place / "there/a.yaml"): "unreadable (Permission denied)"}

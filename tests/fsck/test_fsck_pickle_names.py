@@ -121,6 +121,7 @@ REBUILD = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n("
     [
         b"cnumpy._core.numeric\n_frombuffer\n",
         b"cnumpy\ndtype\n",
+        b"cnumpy.ma.core\n_mareconstruct\n",
         b"ccollections\ndeque\n",
         b"cbuiltins\nbool\n)\x81",
         REBUILD[2:-1],

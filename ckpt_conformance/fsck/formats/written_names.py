@@ -292,11 +292,13 @@ def judge_names(asked: Asked, own: Collection[str] = ()) -> Iterator[tuple[Kind,
     unsafe = 0
     for trick in sorted(asked.tricks):
         yield Kind.UNSAFE, f"{trick}: to load it may run code", ANY
-    for name in sorted(asked.names - ((DATA | GETATTR) - _misused(asked))):
+    misused = _misused(asked)
+    for name in sorted(asked.names - ((DATA | GETATTR) - misused)):
         if name.module.partition(".")[0] in own:
             continue
         is_used = name in asked.called or name in asked.handed
-        if name in MAKERS or (name in CLASSES and not is_used):
+        is_told = name in MAKERS or (name in CLASSES and not is_used)
+        if is_told and name not in misused:
             told.append(str(name))
             continue
         unsafe += 1
@@ -324,7 +326,7 @@ def _why(name: Name, asked: Asked) -> str:
     if name in (CLASSES | NOT_CALLED | NOT_HANDED) - asked.rebuilt:
         verb = "calls" if name in asked.called else "hands on"
         return f"{verb} {clip(str(name))}, of which libraries only make instances: it may run code"
-    if name in DATA & asked.rebuilt:
+    if name in (DATA | MAKERS) & asked.rebuilt:
         shown = f"rebuilds a tensor by {clip(str(name))}, which makes none"
         return f"{shown}: to load it may run code"
     verb = "calls" if name in asked.called else "asks for"
