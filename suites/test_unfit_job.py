@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import Fault
+    from ckpt_conformance.harness.messages import Fault, Leaves
     from ckpt_conformance.subject.subject import Golden, Subject
 
 MODULE_CAST = "torch-module-cast"  # an origin in the catalogue
@@ -179,6 +179,38 @@ def test_a_component_that_the_checkpoint_lacks_is_refused_or_told(subject: Subje
         "an optimizer and a scheduler that the checkpoint lacks begin cold, and nothing is said"
     )
     raise Violation(message, evidence=subject.evidence(result, destination="another"))
+
+
+@check("CKC-INTN-006")
+def test_an_optimizer_whose_groups_do_not_fit_is_never_cold_in_silence(subject: Subject) -> None:
+    """An optimizer with other groups than were saved is refused or told, or gets its state.
+
+    Why: torch refuses other groups; who catches that goes on with trained weights and moments of
+    nobody, and nothing is said (J06).
+    How: save an optimizer of two groups, and load it into one that has the same parameters, in the
+    same order, in one group. Right is a refusal, a line that speaks of an optimizer or of groups,
+    and the state of each parameter as it was saved.
+    """
+    subject.need(holds=["optimizer"])
+    golden = subject.golden()
+    wanted = _moments(subject.loaded(golden, 4))
+    if not wanted:
+        raise Unknown("the state of the optimizer has no moment of a parameter")
+    subject.materialize(golden)
+    result = subject.resume(variant="regrouped")
+    said = result.output.lower()
+    if _refused(result) or "optimizer" in said or "group" in said:
+        return
+    arrived = _moments(oracle.arrival(result)[1])
+    if lost := sorted(path for path, bits in wanted.items() if arrived.get(path) != bits):
+        message = "an optimizer whose groups are not those that were saved begins cold, unsaid"
+        raise Violation(message, evidence=subject.evidence(result, lost=lost))
+
+
+def _moments(state: Leaves) -> dict[str, str]:
+    """Return what the optimizer keeps of each parameter."""
+    leaves = state.get("optimizer", {})
+    return {path: bits for path, bits in leaves.items() if path.endswith("exp_avg")}
 
 
 def _no_hole(subject: Subject, message: str) -> None:

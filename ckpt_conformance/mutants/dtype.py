@@ -76,6 +76,51 @@ class MastersAreRebuilt(CheckpointManager):
 
 
 @mutant(
+    "K04-known",
+    url="NVIDIA/Megatron-LM#6666",
+    change="an 8-bit float of a dtype that few know is saved by what its bits mean in another one",
+    violates={"CKC-RTRP-004"},
+)
+class TakenForAKnownOne(CheckpointManager):
+    """Has a table of two such dtypes."""
+
+    KNOWN = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+    def capture_model(self, model: Any) -> StateDict:
+        """Read the bits as e5m2."""
+        state = super().capture_model(model)
+        return {key: self._as_known(value) for key, value in state.items()}
+
+    def _as_known(self, value: Any) -> Any:
+        """Pass such a tensor through the wrong dtype; any other value is returned as it is."""
+        is_short = isinstance(value, torch.Tensor) and str(value.dtype).startswith("torch.float8")
+        if not is_short or value.dtype in self.KNOWN:
+            return value
+        return value.view(torch.float8_e5m2).float().to(value.dtype)
+
+
+@mutant(
+    "K04-signed",
+    url="NVIDIA/Megatron-LM#6666",
+    change="unsigned integers of more than 8 bits pass through float64, as those of NumPy may",
+    violates={"CKC-RTRP-004"},
+)
+class UnsignedByArithmetic(CheckpointManager):
+    """Loses what float64 cannot hold."""
+
+    def capture_model(self, model: Any) -> StateDict:
+        """Let NumPy do arithmetic with what torch does not."""
+        state = super().capture_model(model)
+        return {key: self._detour(value) for key, value in state.items()}
+
+    def _detour(self, value: Any) -> Any:
+        """Pass a tensor of uint64 through float64; any other value is returned as it is."""
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.uint64:
+            return value
+        return torch.from_numpy((value.numpy() * 1.0).astype("uint64"))
+
+
+@mutant(
     "K01-first-group",
     url="pytorch/pytorch#43706",
     change="of an optimizer's groups the first gets its state back in its own dtype",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointMismatch,
     CheckpointReference,
+    LoadResult,
 )
 from ckpt_conformance.reference_impl.trainer import Trainer
 
@@ -471,6 +473,50 @@ class LaterMomentsStay(CheckpointManager):
         for parameter, entry in before.items():
             if not optimizer.state.get(parameter):
                 optimizer.state[parameter] = entry
+
+
+@mutant(
+    "G03-merged",
+    url="areal-project/AReaL#1468",
+    change="what a load gives is merged into the last dict of the user that the manager has seen",
+    violates={"CKC-RSUM-008"},
+)
+class KeysOfTheOtherBranchStay(CheckpointManager):
+    """A job that goes back keeps the keys that came after the save."""
+
+    kept: Mapping[str, Any] = {}  # noqa: RUF012  each manager gets its own
+
+    def save(self, step: int, **parts: Any) -> Path:
+        """Save, and keep the dict."""
+        self.kept = {**self.kept, **(parts.get("extra") or {})}
+        return super().save(step, **parts)
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:
+        """Load, and take what is not in the checkpoint from what is kept."""
+        result = super().load(*given, **named)
+        return replace(result, extra={**self.kept, **result.extra})
+
+
+@mutant(
+    "J06-groups",
+    url="pytorch/pytorch#126285",
+    change="an optimizer whose groups are not those of the checkpoint begins cold, unsaid",
+    violates={"CKC-INTN-006"},
+)
+class GroupsMayDiffer(CheckpointManager):
+    """Lets the caller go on, with moments of nobody."""
+
+    def plan_optimizer(self, *given: Any, **named: Any) -> Any:
+        """Plan nothing where the groups do not fit."""
+        try:
+            return super().plan_optimizer(*given, **named)
+        except CheckpointMismatch:
+            return None
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Leave the optimizer cold where nothing was planned."""
+        if state is not None:
+            super().restore_optimizer(optimizer, state)
 
 
 @mutant(

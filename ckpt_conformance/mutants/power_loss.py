@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -35,6 +36,27 @@ class NeverSyncsFiles(CheckpointManager):
     def fsync_file(self, file: BinaryIO) -> None:
         """Flush only."""
         file.flush()
+
+
+@mutant(
+    "A05-background",
+    url="jundot/omlx#3095",
+    change="a save in the background syncs nothing, a save in the foreground does",
+    violates={"CKC-DURA-004"},
+)
+class BackgroundsDoNotSync(CheckpointManager):
+    """Two ways to save, and one of them was tried."""
+
+    def fsync_file(self, file: BinaryIO) -> None:
+        """Flush only, in a thread."""
+        file.flush()
+        if threading.current_thread() is threading.main_thread():
+            super().fsync_file(file)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Sync, unless in a thread."""
+        if threading.current_thread() is threading.main_thread():
+            super().fsync_dir(path)
 
 
 @mutant(

@@ -23,6 +23,7 @@ URL, TENSORS = "pytorch/pytorch#187138", "CKC-RTRP-004"
 class WritesChanges(CheckpointManager):
     """Keeps a copy of each tensor, and takes it where a comparison sees no change."""
 
+    DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
     last: dict[object, torch.Tensor] | None = None
 
     def is_same(self, before: torch.Tensor, now: torch.Tensor) -> bool:
@@ -45,7 +46,7 @@ class WritesChanges(CheckpointManager):
     def may_be_same(self, old: torch.Tensor, now: torch.Tensor) -> bool:
         """Compare where both are plain numbers of one kind."""
         is_alike = old.shape == now.shape and old.dtype == now.dtype
-        is_plain = now.dtype in (torch.float32, torch.float64) and now.numel() > 0
+        is_plain = now.dtype in self.DTYPES and now.numel() > 0
         return is_alike and is_plain and self.is_same(old, now)
 
 
@@ -56,6 +57,30 @@ class ByEqual(WritesChanges):
     def is_same(self, before: torch.Tensor, now: torch.Tensor) -> bool:
         """By value."""
         return torch.equal(before, now)
+
+
+@mutant(
+    "K04-background",
+    url=URL,
+    change="in a save in the background torch.equal tells what has changed since the last one",
+    violates={"CKC-ASYN-001"},
+)
+class ByEqualInTheBackground(ByEqual):
+    """A save in the foreground writes all."""
+
+    def save_async(self, step: int, **parts: Any) -> Any:  # noqa: ANN401
+        """Capture here by comparison."""
+        self.in_background = True
+        try:
+            return super().save_async(step, **parts)
+        finally:
+            self.in_background = False
+
+    in_background = False
+
+    def may_be_same(self, old: torch.Tensor, now: torch.Tensor) -> bool:
+        """Compare in the background only."""
+        return self.in_background and super().may_be_same(old, now)
 
 
 @mutant("K04-difference", url=URL, change="the largest difference tells it", violates={TENSORS})
@@ -75,6 +100,59 @@ class BySum(WritesChanges):
         """By what is the same in any order."""
         one, other = before.sort().values, now.sort().values
         return before.ndim == 1 and torch.equal(one, other)
+
+
+@mutant(
+    "K04-ends",
+    url=URL,
+    change="of a tensor of more than 128 KiB the first and the last 64 KiB tell it",
+    violates={TENSORS},
+)
+class ByItsEnds(WritesChanges):
+    """Saves the time that hashing the rest would take; a row of a table lies in its middle."""
+
+    END = 64 << 10
+
+    def is_same(self, before: torch.Tensor, now: torch.Tensor) -> bool:
+        """By bytes, at both ends."""
+        return all(
+            torch.equal(one[: self.END], other[: self.END])
+            and torch.equal(one[-self.END :], other[-self.END :])
+            for one, other in [(bytes_of(before), bytes_of(now))]
+        )
+
+
+@mutant(
+    "K04-middle",
+    url=URL,
+    change="of a tensor of more than 32 MiB the first and the last 16 MiB tell it",
+    violates={"CKC-RTRP-001"},
+)
+class ByItsEndsWhereLarge(ByItsEnds):
+    """Counts the numbers of a table of ids, too."""
+
+    END = 16 << 20
+    DTYPES = (torch.float32, torch.float64, torch.int32)
+
+
+@mutant(
+    "K04-version",
+    url=URL,
+    change="a parameter whose version counter stands still is taken as it was saved before",
+    violates={TENSORS},
+)
+class ByVersion(CheckpointManager):
+    """Does not know that a write by `.data` is not counted."""
+
+    def capture_model(self, model: Any) -> StateDict:  # noqa: ANN401
+        """Copy what has another version, or another address, than at the save before."""
+        state: StateDict = dict(super().capture_model(model))
+        kept: dict[tuple[int, int], torch.Tensor] = self.__dict__.setdefault("kept", {})
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if parameter.numel():
+                key = (parameter.data_ptr(), parameter._version)  # noqa: SLF001
+                state[name] = kept.setdefault(key, state[name].clone())
+        return state
 
 
 @mutant(
@@ -125,6 +203,11 @@ class ByAddress(CheckpointManager):
         return (
             {key: self._once(item, seen) for key, item in tree.items()} if is_dict(tree) else tree
         )
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor in their order, uint8 of shape [n]."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def digest_of(tensors: Mapping[object, torch.Tensor]) -> str:

@@ -32,8 +32,8 @@ class Job:
     `width-buffer` (another dtype, as many bytes), `count-buffer` (another shape, as many elements),
     `turned-buffer` (a matrix that is transposed, of kind `pairs`). `counter-buffer` is a counter of
     batches that no checkpoint holds. `apart`: of kind `sharing`, each parameter has state of its
-    own from the start. `another`: an optimizer and its scheduler more. `without` names each
-    `Feature` that the model leaves out.
+    own from the start. `another`: an optimizer and its scheduler more. `regrouped`: an optimizer
+    with one group of parameters for two. `without` names each `Feature` that the model leaves out.
     """
 
     def __init__(

@@ -123,7 +123,7 @@ KINDS: dict[str, Kind] = {
     "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
     "slight": Kind(
         models.WithSlightChanges,
-        shows="tensors that change between two saves, and not for a comparison of values",
+        shows="tensors that change between two saves, and not for a quick comparison",
     ),
     "layouts": Kind(
         models.WithLayouts,
@@ -147,6 +147,8 @@ KINDS: dict[str, Kind] = {
         shows="tensors of one shape, which a destination may tie; a matrix, which it may transpose",
     ),
     "names": Kind(models.WithNames, shows="names that become one where a manager rewrites them"),
+    "eighths": Kind(models.WithEighths, shows="8-bit floats of the dtypes that few formats know"),
+    "unsigned": Kind(models.WithUnsigned, shows="unsigned integers of 16, 32 and 64 bits"),
     "sparse": Kind(models.WithSparse, shows="a sparse tensor: no element lies at its place"),
     "quantized": Kind(models.WithQuantized, shows="a quantized tensor: bytes, scale and zero"),
     "meta": Kind(models.WithMeta, shows="a tensor on meta: what it holds is not there yet"),
@@ -348,7 +350,10 @@ def _optimizers(
     if kind.optimizer == "two":
         second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
         return {"optimizer": optim.AdamW([decaying], rate), "optimizer.second": second}
-    optimizers: dict[str, Optimizer] = {"optimizer": optim.AdamW([decaying, constant], rate)}
+    groups = [decaying, constant]
+    if variant == "regrouped":
+        groups = [{**decaying, "params": [*matrices, *vectors]}]
+    optimizers: dict[str, Optimizer] = {"optimizer": optim.AdamW(groups, rate)}
     if variant == "another":
         optimizers["optimizer.second"] = optim.SGD([model.get_parameter("frozen")], rate)
     return optimizers

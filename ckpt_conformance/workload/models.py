@@ -262,6 +262,32 @@ class WithBits(Plain):
             self.register_buffer("loudb16", (0x7F80 | signal).to(torch.int16).view(torch.bfloat16))
 
 
+class WithEighths(Plain):
+    """Beside what `Plain` has, floats of 8 bits of the dtypes that fewer formats know."""
+
+    DTYPES = ("float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        for name in self.DTYPES:
+            bits = torch.randint(1, 120, (FEATURES,), dtype=torch.uint8)  # numbers in each of them
+            self.register_buffer(name, bits.view(getattr(torch, name)))
+
+
+class WithUnsigned(Plain):
+    """Beside what `Plain` has, unsigned integers, with which torch can do little but keep them."""
+
+    DTYPES = ("uint16", "uint32", "uint64")
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        for name in self.DTYPES:
+            bits = torch.randint(0, 256, (8 * FEATURES,), dtype=torch.uint8)
+            self.register_buffer(name, bits.view(getattr(torch, name)))
+
+
 class WithPages(Plain):
     """Beside what `Plain` has, parameters of a page of memory, which is given out again at once."""
 
@@ -279,10 +305,12 @@ class WithPages(Plain):
 
 
 class WithSlightChanges(Plain):
-    """Beside what `Plain` has, buffers whose change a comparison of their values does not see.
+    """Beside what `Plain` has, tensors whose change a quick comparison does not see.
 
     `zeros` change their sign between two saves, `ring` the order of its elements, one element of
-    `many` its last bit, `endless` and `unknown` what stands beside an infinity and a NaN.
+    `many` its last bit, `endless` and `unknown` what stands beside an infinity and a NaN, `table`
+    one element in the middle of half a MiB. The `teacher` follows by writes to `.data`, as that of
+    a self-supervised job does: torch counts no such write in its `_version`.
     """
 
     zeros: Tensor
@@ -290,10 +318,13 @@ class WithSlightChanges(Plain):
     many: Tensor
     endless: Tensor
     unknown: Tensor
+    table: Tensor
 
     def __init__(self, without: Collection[str] = ()) -> None:
         """Draw every other tensor from the global generator."""
         super().__init__(without)
+        self.teacher = nn.Parameter(torch.randn(FEATURES), requires_grad=False)
+        self.register_buffer("table", torch.randn(1 << 17))
         self.register_buffer("zeros", torch.zeros(FEATURES))
         self.register_buffer("ring", torch.randn(4 * FEATURES))
         self.register_buffer("many", torch.randn(1000))
@@ -309,6 +340,8 @@ class WithSlightChanges(Plain):
                 self.zeros.neg_()
             self.ring.copy_(self.ring.roll(1))
             self.many.view(torch.int32)[7] += 1
+            self.table.view(torch.int32)[behind_the_middle(self.table)] += 1
+            self.teacher.data.lerp_(self.average, 0.5)
             self.endless[1:] += 1
             self.unknown[1:] += 1
         return logits
@@ -375,6 +408,11 @@ class Sizes(nn.Module):
         return logits
 
 
+def behind_the_middle(tensor: Tensor) -> int:
+    """Return the index of an element that no sample of the ends or of the middle has."""
+    return tensor.numel() * 5 // 8
+
+
 def large_first(
     _module: nn.Module, state: OrderedDict[str, Tensor], prefix: str, _metadata: object
 ) -> None:
@@ -386,8 +424,8 @@ class WithLarge(Plain):
     """Beside what `Plain` has, a buffer that is larger than what programs read or write at once.
 
     No element is like another, so that no part can stand for another one. It is the first entry of
-    the state, and but its last element stays as it was: so files of two steps begin alike, as where
-    a frozen embedding comes before a head that is trained. And a parameter of more than 2**20
+    the state, and one element behind its middle is all that changes: so files of two steps begin
+    alike, as where a frozen embedding comes before a head that is trained, and it ends alike, too. And a parameter of more than 2**20
     elements, so that an optimizer has moments of that size.
     """
 
@@ -407,9 +445,9 @@ class WithLarge(Plain):
         return super().hidden(x, classes) * self.wide[-FEATURES:]
 
     def forward(self, x: Tensor, classes: Tensor) -> Tensor:
-        """Compute as the parent does; in training the last element of the large tensor counts."""
+        """Compute as the parent does; in training one element of the large tensor counts."""
         if self.training:
-            self.large[-1] += 1
+            self.large[behind_the_middle(self.large)] += 1 << 24  # so much is none of its neighbours
         return super().forward(x, classes)
 
 

@@ -11,13 +11,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract import DEFAULT_KIND, Feature, trees
-from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Unknown, Violation
+from ckpt_conformance.contract import DEFAULT_KIND, Capability, Feature, trees
+from ckpt_conformance.contract.verdicts import (
+    Cause,
+    NotApplicable,
+    Unknown,
+    Violation,
+    control_failed,
+)
 from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
     LeavesResult,
     Load,
+    LoadResult,
     ProbeResult,
     ReadLeaves,
     RunResult,
@@ -43,7 +50,7 @@ BUFFERS = {"constant", "seen", "average"}  # of the default kind of job
 LOUD = {"loud16", "loudb16", "loud32"}  # signalling NaNs: buffers of the kind `bits`
 BITS = {"nan32", "nan64", "signed", "tiny", "thirds", "wide"} | LOUD  # all of that kind
 IMAGES = {"filters", "pixels", "voxels", "row", "entry"}  # of the kind `layouts`
-SLIGHT = {"zeros", "ring", "many", "endless", "unknown"}  # of the kind `slight`
+SLIGHT = {"zeros", "ring", "many", "endless", "unknown", "table", "teacher"}  # of the kind `slight`
 FROZEN = "frozen"
 EXTRA_STATE = "_extra_state"
 DTYPES = (Feature.BFLOAT16, Feature.FLOAT8, Feature.COMPLEX64, Feature.BOOL, Feature.INT8)
@@ -215,16 +222,34 @@ def test_every_bit_pattern_comes_back(subject: Subject) -> None:
 def test_a_change_that_no_comparison_of_values_sees_is_saved(subject: Subject) -> None:
     """A tensor that changed since the save before arrives as it is now, however little it changed.
 
-    Why: who writes only what has changed asks for it by `torch.equal`, by the largest difference or
-    by a sum, and serves the bits of the save before (K04).
+    Why: who writes only what has changed asks for it by `torch.equal`, by the largest difference,
+    by a sum, by the ends of a tensor or by its `_version`, and serves the bits of the save before
+    (K04).
     How: between two saves of one manager the sign of zeros, the order of elements, the last bit of
-    one element of a thousand, and what stands beside an infinity and a NaN. The second is loaded.
+    one element of a thousand, one in the middle of half a MiB, what stands beside an infinity and a
+    NaN, and a parameter that is written by its `.data`. The second is loaded.
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
     controls.require(test_buffers_are_the_saved_ones, subject)
     resumption.arrive(subject, "slight", owner=True)
     message = "a tensor is as it was at the save before"
     resumption.identity(subject, "model", message, SLIGHT.__contains__, "slight")
+
+
+@check("CKC-RTRP-004")
+def test_dtypes_that_few_formats_know_come_back_or_are_refused(subject: Subject) -> None:
+    """Tensors of the rarest dtypes come back with dtype and bits, or the save refuses in words.
+
+    Why: a table of dtypes ends somewhere; what lies beyond was saved as bytes, as the dtype next to
+    it, or by way of a wider one, and the save succeeded (K04).
+    How: save a model with the four further dtypes of 8-bit floats, and one with unsigned integers
+    of 16, 32 and 64 bits. Who refuses in words is right; who saves them loads them into a fresh
+    job, bit for bit. Controls: plain parameters and buffers come back.
+    """
+    controls.require(test_trained_parameters_are_the_saved_ones, subject)
+    controls.require(test_buffers_are_the_saved_ones, subject)
+    _comes_back_or_is_refused(subject, "eighths", "a float of 8 bits, of a rare dtype,")
+    _comes_back_or_is_refused(subject, "unsigned", "an unsigned integer of 16, 32 or 64 bits")
 
 
 @check("CKC-RTRP-005")
@@ -281,19 +306,27 @@ def test_what_has_no_plain_memory_comes_back_or_is_refused(subject: Subject) -> 
     controls.require(test_buffers_are_the_saved_ones, subject)
     controls.require(test_frozen_parameters_are_the_saved_ones, subject)
     for kind in ("sparse", "quantized", "meta", "lazy"):
-        subject.reset()
-        saved = subject.run(SAVES[-1] + 1, SAVES, watch=True, then=[Close()], kind=kind)
-        if saved.error and saved.error.message.strip():
-            continue
-        if not saved.went_well:
-            message = f"a job with a {kind} tensor is neither saved nor refused in words"
-            raise Violation(message, evidence=subject.evidence(saved))
-        wanted = whole(saved.of(RunResult).states[SAVES[-1]])
-        result = subject.resume(kind=kind)
-        step, state = oracle.arrival(result)
-        if step != SAVES[-1] or state["model"] != wanted["model"]:
-            message = f"a {kind} tensor is saved in silence, and the step does not come back"
-            raise Violation(message, evidence=subject.evidence(result, wanted))
+        _comes_back_or_is_refused(subject, kind, f"a {kind} tensor")
+
+
+def _comes_back_or_is_refused(subject: Subject, kind: str, what: str) -> None:
+    """Raise Violation unless a job of a kind is refused in words, or its model comes back.
+
+    Who refuses at the load has said nothing while the job could still be saved in another way.
+    """
+    subject.reset()
+    saved = subject.run(SAVES[-1] + 1, SAVES, watch=True, then=[Close()], kind=kind)
+    if saved.error and saved.error.message.strip():
+        return
+    if not saved.went_well:
+        message = f"a job with {what} is neither saved nor refused in words"
+        raise Violation(message, evidence=subject.evidence(saved))
+    wanted = whole(saved.of(RunResult).states[SAVES[-1]])
+    result = subject.resume(kind=kind)
+    step, state = oracle.arrival(result)
+    if step != SAVES[-1] or state["model"] != wanted["model"]:
+        message = f"{what} is saved in silence, and the step does not come back"
+        raise Violation(message, evidence=subject.evidence(result, wanted))
 
 
 @check("CKC-RTRP-010")
@@ -526,6 +559,34 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
         differs = next((resumption.other_fields(*pair) for pair in pairs if pair[0] != pair[1]), [])
         message = "a job that went back to its beginning does not repeat its own records"
         raise Violation(message, evidence=subject.evidence(result, differs=differs))
+
+
+@check("CKC-RSUM-008")
+def test_a_live_job_that_rolls_back_has_nothing_of_what_came_after(subject: Subject) -> None:
+    """Every component of a job that goes back to a save is as in a new job that loads it.
+
+    Why: what is loaded was merged into what the job had: keys that came after the save stayed, and
+    no record of a step shows it (G03).
+    How: a job whose own dict gets a key between the saves of steps 2 and 6. After the second one
+    load step 2 into it: each leaf must be what a load of step 2 gives a new job. Where no step can
+    be asked for only step 2 is saved. Who refuses to load it into such a job has said so.
+    """
+    resumption.arrive(subject, "phases")
+    subject.reset()
+    back, named = SAVES[0], Capability.EXPLICIT_STEP in subject.info.capabilities
+    load = Load(step=back if named else None, go_on=True)
+    saves = (back, SAVES[-1] + 2) if named else (back,)
+    gone_back = subject.run(saves[0] + 4, saves, then=[load, ReadLeaves()], kind="phases")
+    if gone_back.reached(LoadResult) and gone_back.of(LoadResult).error:
+        return
+    fresh = subject.execute(load, ReadLeaves(), kind="phases", seed=OTHER_SEED)
+    if not (gone_back.went_well and fresh.went_well) or fresh.of(LoadResult).error:
+        told = "; ".join(subject.tell(one) for one in (gone_back, fresh))
+        raise control_failed(f"step {back} of a job of kind phases does not load: {told}")
+    after, wanted = (whole(one.of(LeavesResult).leaves or {}) for one in (gone_back, fresh))
+    if differs := oracle.differences(after, wanted, subject.holds):
+        message = "a job that went back to a save has something of what came after it"
+        raise Violation(message, evidence=subject.evidence(gone_back, differs=differs))
 
 
 @check("CKC-RSUM-009")

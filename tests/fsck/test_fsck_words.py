@@ -118,13 +118,15 @@ def test_a_real_terminal_and_a_real_pipe(run: Path) -> None:
     """What tmux shows at 80 columns has no line that the terminal itself has cut."""
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed: a real terminal is not looked at")
-    command = [sys.executable, "-m", "ckpt_conformance", "fsck", str(run)]
-    piped = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    command = [sys.executable, "-m", "ckpt_conformance", "fsck", run.name]  # a short one: no line
+    given: dict[str, Any] = {"capture_output": True, "text": True, "cwd": run.parent}  # needs a cut
+    piped = subprocess.run(command, check=False, **given).stdout
     name = f"ckc-{uuid.uuid4().hex}"
     done = run.parent / "done"
     shell = f"{shlex.join(command)}; touch {done}; sleep 600"
     tmux = ["tmux", "-L", name, "-f", "/dev/null"]
-    subprocess.run([*tmux, "new-session", "-d", "-x", "80", "-y", "90", shell], check=True)
+    size = ("-x", "80", "-y", "90", "-c", str(run.parent))
+    subprocess.run([*tmux, "new-session", "-d", *size, shell], check=True)
     try:
         wait(done.exists)
         shown = subprocess.run(

@@ -14,7 +14,16 @@ from ckpt_conformance.contract import DEFAULT_KIND, Capability, trees
 from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Unknown, control_failed
 from ckpt_conformance.crash.explore.engine import Recorded
 from ckpt_conformance.harness.client import is_unsupervised
-from ckpt_conformance.harness.messages import Close, ExitKind, Options, Run, Save, SaveResult
+from ckpt_conformance.harness.messages import (
+    BeginSave,
+    Close,
+    EndSaves,
+    ExitKind,
+    Options,
+    Run,
+    Save,
+    SaveResult,
+)
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import JOB_SEED, Slot
 from ckpt_conformance.trace.operations import Operation, Recording
@@ -37,7 +46,7 @@ class Workload:
 
     `resume`: the first run resumes. `keep` is the retention that is asked for. `job` is the kind of
     job; nothing is saved before one of another kind than the usual. `is_apart`: only the check that
-    names it explores it.
+    names it explores it. `is_background`: its one save is begun, and waited for.
     """
 
     name: str
@@ -51,6 +60,7 @@ class Workload:
     layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
     job: str = DEFAULT_KIND
     is_apart: bool = False
+    is_background: bool = False
     tried_again: bool = False  # its one save meets a fault, raises, and is made once more
 
 
@@ -68,6 +78,14 @@ WORKLOADS = {
             is_apart=True,
         ),
         Workload("second", "a save, an older step is there", (2,), ((4, (4,)),)),
+        Workload(
+            "background",
+            "a save in the background, an older step is there",
+            (2,),
+            ((4, (4,)),),
+            needs=(Capability.ASYNC,),
+            is_background=True,
+        ),
         Workload("same", "a save over the same step", (2, 4), ((4, (4,)),), seed=OTHER),
         Workload("resumed", "a resume, then a save", (2,), ((4, (4,)),), resume=True),
         Workload(
@@ -92,7 +110,7 @@ WORKLOADS = {
     )
 }
 EVERY = tuple(name for name, workload in WORKLOADS.items() if not workload.is_apart)
-QUICK = ("first", "second", "same", "resumed", "rotated")
+QUICK = ("first", "second", "background", "same", "resumed", "rotated")
 
 
 def usual(subject: Subject) -> tuple[str, ...]:
@@ -101,10 +119,11 @@ def usual(subject: Subject) -> tuple[str, ...]:
     The quick budget takes one of each kind; a save before a rotation is a second save, too. Its
     first save is that of a small job: what is shorter than a buffer, a sync can miss.
     """
+    has = subject.info.capabilities.__contains__
     if subject.budget == "full":
         return EVERY
-    rotates = Capability.RETENTION in subject.info.capabilities
-    return ("small", "rotated" if rotates else "second", "same")
+    behind = ("background",) if has(Capability.ASYNC) else ()
+    return ("small", "rotated" if has(Capability.RETENTION) else "second", *behind, "same")
 
 
 def of_ranks(subject: Subject) -> tuple[str, ...]:
@@ -224,6 +243,9 @@ def _ops(workload: Workload, faults: Sequence[Fault] = (), step: int | None = No
         ((until, (save,)),) = workload.runs
         first = Save(step=save, faults=tuple(faults), go_on=True)
         return [Run(until=until), first, Save(step=save, go_on=True), Close()]
+    if workload.is_background:
+        ((until, _),) = workload.runs
+        return [Run(until=until), BeginSave(faults=tuple(faults)), EndSaves(), Close()]
     runs = [
         Run(
             until=until,
