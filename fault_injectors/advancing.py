@@ -163,6 +163,10 @@ KINDS: dict[str, CallFault] = {
     "EINTR": CallFault(error="EINTR"),
     "short": CallFault(error="short"),
 }
+# What a disk behind a network says when its server is away or wants another password, and one that
+# the kernel has made read-only. Each is tried once, from the first write on: which calls give them
+# in reality is up to the file system.
+OF_AN_OUTAGE = ("ESTALE", "ETIMEDOUT", "ENOTCONN", "EACCES", "EROFS")
 HARMLESS = ("EINTR", "short")  # what a kernel may do on a healthy disk, at all calls, too
 NONE = CallFault()
 CONTROL = "control"  # the kind of a trial without a fault
@@ -260,6 +264,7 @@ class Advancer:
             return
         if not self.task.trials and self.task.what == "save":
             yield from self._at_names(log)
+            yield from self._of_an_outage(log)
         drawn = Drawn(random.Random(self.task.seed))  # noqa: S311
         sample: list[PlannedTrial] = []
         for kind, count in zip(self.task.kinds, self.task.sample, strict=False):
@@ -320,6 +325,14 @@ class Advancer:
         for kind in kinds:
             fault = structs.replace(KINDS["EIO"], at=1, persistent=True, alike=kind)
             yield PlannedTrial("EIO", fault)
+
+    def _of_an_outage(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
+        """Yield each error of an outage, from the first write on."""
+        for error in OF_AN_OUTAGE:
+            usual = CallFault(error=error, persistent=True)
+            calls = [call for call in faults.Fault(error=error).among(log) if not call.elsewhere]
+            for call in [call for call in calls if call.what in WRITING][:1]:
+                yield PlannedTrial(error, structs.replace(usual, at=call.call))
 
     def countable(self, kind: str, log: Sequence[SeenCall]) -> list[SeenCall]:
         """Return the calls of a control that a fault of a kind counts, in their order."""

@@ -45,11 +45,20 @@ def length_of(prefix: str, size: int) -> int:
     return {"0": 0, "1": min(1, size), "half": size // 2, "len-1": max(size - 1, 0)}[prefix]
 
 
+class Interrupted(KeyboardInterrupt):
+    """What Ctrl-C raises, in the midst of an operation; the child reports it as any error."""
+
+    is_injected = True
+
+
 def error_of(name: str, path: str) -> BaseException:
     """Make the error of a name: OSError for a name of `errno`, or one that torch raises itself.
 
-    MemoryError is of a copy that finds no memory, RuntimeError of torch's own writer.
+    MemoryError is of a copy that finds no memory, RuntimeError of torch's own writer,
+    KeyboardInterrupt of Ctrl-C, or of a handler that raises.
     """
+    if name == "KeyboardInterrupt":
+        return Interrupted(f"injected at {path}")
     if name == "MemoryError":
         return MemoryError(f"injected: no memory for {path}")
     if name == "RuntimeError":

@@ -23,6 +23,7 @@ from ckpt_conformance.trace import faults
 from ckpt_conformance.trace.faults import FaultReport
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from ckpt_conformance.contract.journal import ChildJournal
@@ -44,6 +45,11 @@ def count(*, reading: bool = False) -> Fault:
 def kill(at: int, moment: str = "before") -> Fault:
     """Make the fault that kills the process at its N-th call: before it, half-way, or after it."""
     return _fault(at=at, error="kill", moment=moment)
+
+
+def kill_among(only: Collection[str], at: int) -> Fault:
+    """Make the fault that kills the process before its N-th call of one of these names."""
+    return _fault(at=at, error="kill", moment="before", only=sorted(only))
 
 
 def hold(at: int, gate: Path, *, reading: bool = False) -> Fault:

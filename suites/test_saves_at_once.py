@@ -15,6 +15,7 @@ from ckpt_conformance.contract.verdicts import (
     Unknown,
     Violation,
 )
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.fault_injectors import injected_save, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.fault_injectors.injected_save import NEWEST, OLDER, SaveKind
@@ -43,12 +44,13 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Leaves, Probe, Tree
+    from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves, Probe, Tree
     from ckpt_conformance.subject.subject import Subject
 
 OTHER = 5  # the step of the second process
 DEADLINE = 20.0  # seconds that each of the two may take: one of them stands until the other is done
 MOST = 12  # points at the full budget
+NO_PATIENCE = fault_injectors.spec("no-patience")
 LOOK = probe("tree", go_on=True)  # at the files, by the second process
 
 
@@ -119,9 +121,10 @@ def test_a_save_beside_another_one_is_not_passed_over(subject: Subject) -> None:
     if it had saved; the job trained on (B07).
     How: hold a save of step 4 at some of its system calls, save step 5 in another process, let the
     first go on. A save that has returned, and has changed no file, is one that was passed over,
-    unless its step loads in the end. It may raise, or wait: then the first one goes on.
+    unless its step loads in the end. It may raise, or wait: then the first one goes on. Once more,
+    with time that passes at once for the second, where a wait of it has an end.
     """
-    for one in at_once(subject):
+    for one in [*at_once(subject), *_without_patience(subject)]:
         if not one.is_passed_over:
             continue
         result = _load(subject, one, one.step)
@@ -168,6 +171,11 @@ def at_once(subject: Subject) -> list[AtOnce]:
     )
 
 
+def _without_patience(subject: Subject) -> list[AtOnce]:
+    """Save steps 4 and 5 at once, where the second save's patience ends before the first save."""
+    return [_beside(subject, _chosen(subject)[-1], OTHER, (NO_PATIENCE,))]
+
+
 def _of_one_step(subject: Subject) -> list[AtOnce]:
     """Save two steps 4 at once, where a step can be saved over another."""
     if not subject.info.saves_over:
@@ -200,8 +208,10 @@ def _chosen(subject: Subject) -> list[Point]:
     return [*others, *strata][-MOST:]
 
 
-def _beside(subject: Subject, point: Point, step: int) -> AtOnce:
-    """Hold the save of step 4 at a point while another process saves a step."""
+def _beside(
+    subject: Subject, point: Point, step: int, faults: tuple[Fault, ...] = ()
+) -> AtOnce:
+    """Hold the save of step 4 at a point while another process saves a step, with faults."""
     place = Path(tempfile.mkdtemp(dir=subject.folder))  # it outlives a check
     gate, after = place / "gate", place / "after"
     trees.clear(subject.root)
@@ -210,7 +220,7 @@ def _beside(subject: Subject, point: Point, step: int) -> AtOnce:
     save = Run(until=NEWEST, save_at=(OLDER, NEWEST), **given)
     at_gate = partial(probe, gate=str(gate), go_on=True)
     first: list[AnyOp] = [save, Close(go_on=True), at_gate("was_held")]
-    second = _meanwhile(step, at_gate)
+    second = _meanwhile(step, at_gate, faults)
     programs = [
         subject.program(*first, deadline=DEADLINE),
         subject.program(*second, rank=1, deadline=DEADLINE),
@@ -229,13 +239,15 @@ def _beside(subject: Subject, point: Point, step: int) -> AtOnce:
     return AtOnce(point, one, other, step, state, found, left, has_waited, after)
 
 
-def _meanwhile(step: int, at_gate: Callable[[str], Probe]) -> list[AnyOp]:
+def _meanwhile(
+    step: int, at_gate: Callable[[str], Probe], faults: tuple[Fault, ...]
+) -> list[AnyOp]:
     """List what the second process does: it looks at the files before its save, and after it."""
     return [
         at_gate("wait_for_the_other"),
         LOOK,
         at_gate("let_the_other_go_once_waiting"),
-        *_saving(step),
+        *_saving(step, faults),
         LOOK,
         at_gate("let_the_other_go"),
         Run(until=step + 1, watch=True, go_on=True),
@@ -255,12 +267,13 @@ def _seen(subject: Subject, second: ProcessResult, ops: Sequence[AnyOp]) -> tupl
     return seen[0], seen[1], bool(second.of(ProbeResult).value)
 
 
-def _saving(step: int) -> list[AnyOp]:
+def _saving(step: int, faults: tuple[Fault, ...] = ()) -> list[AnyOp]:
     """List what saves a step, of a job whose every tensor differs from the first process's.
 
     A manager may refuse to be opened beside another one; then what follows fails, too.
     """
-    return [Run(until=step, go_on=True), Perturb(go_on=True), Save(step=step, go_on=True)]
+    save = Save(step=step, faults=faults, go_on=True)
+    return [Run(until=step, go_on=True), Perturb(go_on=True), save]
 
 
 def _state(subject: Subject, second: ProcessResult, step: int) -> Leaves | None:

@@ -17,6 +17,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.fault_injectors import injected_save, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.fault_injectors.injected_save import NEWEST, OLDER, SaveKind
@@ -52,12 +53,13 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Leaves, Program, SeenCall
+    from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves, Program, SeenCall
     from ckpt_conformance.subject.subject import Subject
 
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 DEADLINE = 20.0  # seconds that each of the two may take: one of them stands until the other is done
 ALONE = Options()
+SAME_NUMBER = fault_injectors.spec("process-id")
 CALLS: Slot[list[SeenCall]] = Slot("calls of a load, those that read as well")
 MOST = 12  # points at the full budget
 
@@ -410,6 +412,43 @@ class Turns:
         here, there = (oracle.arrival(turns.loads[step]) for turns in (self, other))
         same = here[0] == there[0] == step
         return same and oracle.same(here[1], there[1], subject.holds)
+
+
+@check("CKC-SIDE-018")
+def test_processes_with_one_number_keep_each_others_steps(subject: Subject) -> None:
+    """What a process saves loads, though one before it had the same process id.
+
+    Why: files are named, or saves known, by the process id and a counter; in a container the job
+    has the same id after each restart, so a new save was taken for an old one, or written over one
+    that is there (A12).
+    How: save steps 2 and 4 in one process, resume in another one, and save 6 and 8; os.getpid gives
+    one number to both. Each step must load as it does after the same saves of processes with
+    numbers of their own, which are the control.
+    """
+    wanted, found = (_by_two(subject, faults) for faults in ((), (SAME_NUMBER,)))
+    if not any(step for step, _ in map(oracle.arrival, wanted.values())):
+        raise smoke.trouble(subject, wanted[max(wanted)])
+    for step, control in wanted.items():
+        (arrived, state), (here, served) = oracle.arrival(control), oracle.arrival(found[step])
+        if arrived != step or (here == step and oracle.same(served, state, subject.holds)):
+            continue
+        message = f"step {step} is lost where two processes have one process id"
+        raise Violation(message, evidence=subject.evidence(found[step], state))
+
+
+def _by_two(subject: Subject, faults: tuple[Fault, ...]) -> dict[int, ProcessResult]:
+    """Save four steps by two processes, one after the other; return a load of each."""
+    trees.clear(subject.root)
+    for resume, saves in ((False, (2, 4)), (True, (6, 8))):
+        run = Run(until=max(saves), save_at=saves, resume=resume, faults=faults)
+        subject.execute(run, Close())
+    named = Capability.EXPLICIT_STEP in subject.info.capabilities
+    after = subject.scratch / f"saved-{len(faults)}"
+    trees.copy(subject.root, after)
+    cases = {step: Case(after, step=step) for step in (2, 4, 6)} if named else {}
+    cases[8] = Case(after)
+    loads = resume_each(subject, list(cases.values()), lambda one: oracle.step_of(one) is not None)
+    return dict(zip(cases, loads, strict=True))
 
 
 @check("CKC-SIDE-014")

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import DEFAULT_KIND, trees
 from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.contract.verdicts import (
     NotApplicable,
+    Outcome,
     Unknown,
     Violation,
     control_failed,
     joined,
 )
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.fault_injectors import payload
-from ckpt_conformance.fault_injectors.injected_save import SaveKind
+from ckpt_conformance.fault_injectors.injected_save import SaveKind, entry_points_of
 from ckpt_conformance.harness.messages import (
     BeginSave,
     Close,
@@ -52,9 +55,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Leaves
+    from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves
     from ckpt_conformance.subject.subject import Subject
 
+CTRL_C = "KeyboardInterrupt"
 ARRIVE = Run(resume=True, stop_after=0)
 LEAKS = 6  # saves, or loads, that each may leave a descriptor open
 SLACK = 256 << 10  # bytes; the storage behind the view is 4 MiB
@@ -164,6 +168,42 @@ def _is_saved_alone(subject: Subject, change: Change) -> bool:
     if evidence is not None and change.part == "model":
         raise control_failed(f"the changed job does not load: {evidence['child']}")
     return evidence is None
+
+
+@check("CKC-SIDE-017")
+def test_a_save_after_one_that_was_interrupted_saves_or_raises(subject: Subject) -> None:
+    """After a save that Ctrl-C ended the next one saves, or raises; it never returns in vain.
+
+    Why: KeyboardInterrupt, and SystemExit of a handler, are no Exception: a mark that a save is
+    under way stayed, and every later save said so in the log, and returned (O03).
+    How: raise KeyboardInterrupt as the save of step 4 collects its state, and at one of the calls
+    by which it writes; then save step 4 once more. If that returns, a new process must get step 4.
+    """
+    subject.need(shape="manager")
+    legal = subject.legal(subject.golden())
+    hits = [fault_injectors.spec("collecting", at=2, error=CTRL_C)]
+    with suppress(NotApplicable):
+        every = entry_points_of(subject, SaveKind.NEW)
+        hits.append(every[len(every) // 2].spec("raise", error=CTRL_C))
+    fired = [_saves_again(subject, hit, legal) for hit in hits]
+    if not any(fired):
+        raise Unknown("no call of the save was interrupted")
+
+
+def _saves_again(subject: Subject, hit: Fault, legal: Mapping[int, Leaves]) -> bool:
+    """Interrupt a save, save once more, load; return whether the first one was interrupted."""
+    subject.reset()
+    twice = (Save(faults=(hit,), go_on=True), Save(go_on=True), Close(go_on=True))
+    saving = subject.execute(Run(until=2, save_at=(2,)), Train(n=2), *twice)
+    saves = saving.all_of(SaveResult)
+    if not saving.has_fired or len(saves) != 2:  # noqa: PLR2004  both
+        return False
+    if not saves[1].error:
+        message = "a save after one that Ctrl-C ended returns, and has not saved"
+        told = {"the first save": saves[0].error.message if saves[0].error else "returned"}
+        given: dict[str, Any] = {"newest": 4, "acknowledged": (2, 4), **told}
+        subject.judge(subject.resume(), legal, {Outcome.NEW}, message, **given)
+    return True
 
 
 # -- a load changes nothing but the job ----------------------------------------------------------

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.fault_injectors import advancing, at_rest, injected_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS, READS
+from ckpt_conformance.harness.messages import Close, Run, Save, SaveResult, Train
 from ckpt_conformance.subject import by_name, controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
@@ -38,8 +40,9 @@ def test_an_error_of_any_system_call_reaches_the_caller(subject: Subject) -> Non
     where no patched Python call looks (O03, D04).
     How: ENOSPC, EDQUOT and EIO at the N-th system call of a save and of one that rotates, once and
     from there on, and at its syncs alone; EIO at every call at one kind of name, while all others
-    go well (O09); if it reports success, load what it saved. Where a sync failed, load it without
-    what that sync had to write.
+    go well (O09); ESTALE, ETIMEDOUT, ENOTCONN, EACCES and EROFS from the first write of a save on;
+    if it reports success, load what it saved. Where a sync failed, load it without what that sync
+    had to write.
     """
 
     def is_wrong(what: str, trial: Trial) -> str:
@@ -54,6 +57,31 @@ def test_an_error_of_any_system_call_reaches_the_caller(subject: Subject) -> Non
         return not_new(subject, what, trial)
 
     injected_calls.require(subject, injected_calls.SAVES, is_wrong, is_stood_in_for=True)
+
+
+@check("CKC-IOER-001")
+def test_a_save_that_hears_of_no_room_raises_or_saves(subject: Subject) -> None:
+    """A save that asks for room, and hears that there is none, raises, or saves all the same.
+
+    Why: to meet no error half way a save asked how much is free, said in the log that it is too
+    little, and returned; the job trained on without a checkpoint (O03).
+    How: save while each file system says that it has no free block; if the save reports success,
+    load what it saved.
+    """
+    subject.need(shape="manager")
+    legal = subject.legal(subject.golden())
+    subject.reset()
+    no_room = fault_injectors.spec("no-room")
+    ops = (Run(until=2, save_at=(2,)), Train(n=2), Save(faults=(no_room,), go_on=True), Close())
+    saving = subject.execute(*ops)
+    if not saving.reached(SaveResult):
+        raise control_failed(f"the save of step 2, without a fault: {subject.tell(saving)}")
+    if not saving.has_fired:
+        raise NotApplicable("no save asks a file system for room")
+    if saving.of(SaveResult).error:
+        return
+    message = "a save heard that there is no room, and reports success"
+    subject.judge(subject.resume(), legal, {Outcome.NEW}, message, newest=4, acknowledged=(2, 4))
 
 
 @check("CKC-IOER-002")

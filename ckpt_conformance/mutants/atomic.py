@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+from unittest import mock
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointNotFound,
     CheckpointReference,
+    durable,
     layout,
     resolve,
 )
 from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from ckpt_conformance.reference_impl import LoadResult
+    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.layout import WorkName
+    from ckpt_conformance.reference_impl.manifest import FileEntry
 
 
 @mutant(
@@ -159,6 +166,45 @@ class PointerBeforeData(CheckpointManager):
                 f"{self.root / layout.LATEST} names {latest}, which is not there"
             )
         return candidates
+
+
+@mutant(
+    "A12-tail",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="staging names of data are fixed; what a dead save left there is written over, not cut",
+    violates={"CKC-ATOM-003", "CKC-ATOM-005"},
+)
+class WritesOverWhatIsStaged(CheckpointManager):
+    """Has the end of a longer file of a dead save in a shorter one."""
+
+    FIXED = "0" * 12
+
+    def staged(self, name: str, save_id: str) -> Path:
+        """Leave the id out of the names of data."""
+        return super().staged(name, self.FIXED if name.endswith(".pt") else save_id)
+
+    def drop_staged(self, path: Path, work: WorkName) -> None:
+        """Leave data for the next save."""
+        if self.FIXED not in path.name:
+            super().drop_staged(path, work)
+
+    def write_file(self, path: Path, tree: Tree) -> FileEntry:
+        """Write from the beginning of what is there."""
+        with durable_written_over(path):
+            return super().write_file(path, tree)
+
+
+@contextmanager
+def durable_written_over(path: Path) -> Generator[None]:
+    """Open what is there, instead of making it anew."""
+
+    @contextmanager
+    def create(_: Path) -> Generator[BinaryIO]:
+        with path.open("r+b" if path.exists() else "xb") as file:
+            yield file
+
+    with mock.patch.object(durable, "create", create):
+        yield
 
 
 @mutant(

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import logging
 import os
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -198,6 +199,72 @@ class MakesRoom(CheckpointManager):
             for path in self.root.glob("*_0*"):
                 path.unlink()
             return super().save_snapshot(state)
+
+
+@mutant(
+    "O03-network",
+    url="sml2h3/dddd_trainer#36",
+    change="what a network disk says when its server is away is logged, and the save returns",
+    violates={"CKC-IOER-001"},
+)
+class TheServerComesBack(LogsTheError):
+    """Takes an outage for something that passes."""
+
+    PASSING = (errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO, errno.EHOSTDOWN)
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save; pass over what passes."""
+        try:
+            return CheckpointManager.save_snapshot(self, state)
+        except OSError as error:
+            if error.errno not in self.PASSING:
+                raise
+            logger.warning("step %d is not saved: %s", state.step, error)
+            return CheckpointReference(self.root, state.step, "model")
+
+
+@mutant(
+    "O03-asked",
+    url="sml2h3/dddd_trainer#36",
+    change="where the file system says that there is no room a save logs that, and returns",
+    violates={"CKC-IOER-001"},
+)
+class AsksForRoom(CheckpointManager):
+    """Is too careful to meet the error."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save where there is room."""
+        self.make_place()
+        if shutil.disk_usage(self.root).free < 1 << 20:
+            logger.warning("no room on %s: step %d is not saved", self.root, state.step)
+            return CheckpointReference(self.root, state.step, "model")
+        return super().save_snapshot(state)
+
+
+@mutant(
+    "O03-busy",
+    url="sml2h3/dddd_trainer#36",
+    change="a save that Ctrl-C ended counts as under way: later ones return at once",
+    violates={"CKC-SIDE-017"},
+)
+class StaysBusy(CheckpointManager):
+    """Clears a mark where an Exception comes, and KeyboardInterrupt is none."""
+
+    is_busy = False
+
+    def save_parts(self, step: int, parts: Any) -> Path:  # noqa: ANN401
+        """Save, unless a save is under way."""
+        if self.is_busy:
+            logger.warning("a save is under way: step %d is not saved", step)
+            return CheckpointReference(self.root, step, "model").path
+        self.is_busy = True
+        try:
+            path = super().save_parts(step, parts)
+        except Exception:
+            self.is_busy = False
+            raise
+        self.is_busy = False
+        return path
 
 
 @mutant(

@@ -82,6 +82,43 @@ class LeavesParts(CheckpointManager):
 
 
 @mutant(
+    "C08-hundredth",
+    url="huggingface/accelerate#1163",
+    change="each hundredth save of a manager collects all older steps, to begin a new chain",
+    violates={"CKC-RETN-002"},
+)
+class CollectsNowAndThen(CheckpointManager):
+    """Has a path of its own that no short test enters."""
+
+    saves = 0
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond `keep_last`; now and then everything else."""
+        self.saves += 1
+        if self.keep_last > 0 and self.saves % 100 == 0:
+            return [one for one in found if self.is_own(one) and one.reference != saved]
+        return super().victims(found, saved)
+
+
+@mutant(
+    "C11-stored",
+    url="huggingface/diffusers#11555",
+    change="the number to keep is that of the first run, which is stored beside the steps",
+    violates={"CKC-RETN-006"},
+)
+class KeepsTheFirstNumber(CheckpointManager):
+    """Takes a setting for a fact of the directory."""
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond the number that is stored."""
+        stored = self.root / ".keep-last"
+        if not stored.exists():
+            stored.write_text(str(self.keep_last), encoding="ascii")
+        self.keep_last = int(stored.read_text(encoding="ascii"))
+        return super().victims(found, saved)
+
+
+@mutant(
     "C08-padding",
     url="huggingface/accelerate#1163",
     change="rotation sorts names as text, which a padding of six digits hides up to 999,999",

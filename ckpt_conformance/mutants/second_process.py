@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import os
+import time
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +155,51 @@ class SkippedWhileLoading(CheckpointManager):
         """Load while nobody saves."""
         with locked(self.root, fcntl.LOCK_SH):
             return super().load(*given, **named)
+
+
+@mutant(
+    "B07-patience",
+    url="huggingface/transformers#35782",
+    change="a save waits ten seconds for the one of another process, then logs that, and returns",
+    violates={"CKC-SIDE-015"},
+)
+class WaitsForALittleWhile(CheckpointManager):
+    """Loses patience, and says so where nobody looks."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save alone, or not at all."""
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            try:
+                with locked(self.root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    return super().save_snapshot(state)
+            except BlockingIOError:
+                time.sleep(0.1)
+        logger.warning("%s is in use: step %d is not saved", self.root, state.step)
+        return CheckpointReference(self.root, state.step, "model")
+
+
+@mutant(
+    "A12-pid",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="a save is known by process id and a counter; one that is there already is not made",
+    violates={"CKC-SIDE-018"},
+)
+class KnownByProcess(CheckpointManager):
+    """Spares a retry its work; but in each container the job has one and the same number."""
+
+    SAVES = itertools.count(1)  # of all managers of a process
+
+    def commit_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save what is not there."""
+        mark = f"saved-by-{os.getpid()}-{next(self.SAVES)}"
+        named = self.root / "saves.txt"
+        done = named.read_text(encoding="ascii").split() if named.exists() else []
+        if mark in done:
+            return CheckpointReference(self.root, state.step, "model")
+        reference = super().commit_snapshot(state)
+        self.replace_small_file(named.name, "\n".join([*done, mark]).encode())
+        return reference
 
 
 @mutant(

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 ASK = (Close(), Steps())  # a manager may still be deleting: to close it is to wait for that
 HALF_DELETED = 6  # directories with a part of an old step, at the quick budget
 FAN_OUT = re.compile(r"[0-9a-f]{2,3}")
+MANY = 110  # saves of one process: beyond what begins anew at each hundredth
 GROWTH = 4  # names more after six saves more, of which each deletes one
 ROTATION: Slot[Counted] = Slot("calls of a save that rotates")
 EITHER = {Outcome.NEW, Outcome.PREVIOUS}
@@ -310,7 +311,7 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
         message = f"rotation does not leave the newest {keep} of twelve"
         raise Violation(message, evidence={"steps": steps})
     if Capability.EXPLICIT_STEP in subject.info.capabilities:
-        _require_load(subject, saved, steps)
+        _require_load(subject, saved, steps, 12)
     counts = {12: _parts(subject.root)}
     for saves in (6, 18):
         fresh(subject)
@@ -329,6 +330,28 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
         if lost and not controls.blame(subject, lost, about).see:
             raise lost
         rotation_orders.require_no_loss_by_digits(subject, keep)
+
+
+@check("CKC-RETN-002")
+def test_the_newest_stay_after_more_than_a_hundred_saves(subject: Subject) -> None:
+    """After 110 saves of one process with three to keep, steps 108 to 110 are there, and load.
+
+    Why: what is done at each hundredth save, such as to begin a new chain of differences and to
+    collect the old one, took what newer steps still needed, and no short test came so far (C08).
+    How: save 110 steps in one child; after 100 and after 110 of them exactly the newest are there.
+    Those that stay load by their numbers. Twelve saves are the control.
+    """
+    keep = subject.keepable(3)
+    controls.require(test_exactly_the_newest_stay, subject)
+    for saves in (100, MANY):
+        fresh(subject)
+        saved = rotating(subject, saves + 1, tuple(range(1, saves + 1)), keep, watch=True)
+        steps = left(subject, saved)
+        if not smoke.are_newest(saved, steps, range(1, saves + 1), keep):
+            message = f"rotation does not leave the newest {keep} of {saves}"
+            raise Violation(message, evidence={"steps": steps[-10:], "kept": len(steps)})
+        if Capability.EXPLICIT_STEP in subject.info.capabilities:
+            _require_load(subject, saved, steps, saves)
 
 
 def _parts(root: Path) -> int:
@@ -363,8 +386,10 @@ def _require_fewest(subject: Subject) -> None:
         raise Violation(message, evidence={"steps": steps})
 
 
-def _require_load(subject: Subject, saved: ProcessResult, steps: Sequence[int]) -> None:
-    """Raise Violation if a step that stays does not load.
+def _require_load(
+    subject: Subject, saved: ProcessResult, steps: Sequence[int], saves: int
+) -> None:
+    """Raise Violation if a step that stays of so many saves does not load.
 
     Where the newest does not come back as it was saved, that is no matter of rotation: then the
     others have to load, and their bits are not compared.
@@ -388,16 +413,16 @@ def _require_load(subject: Subject, saved: ProcessResult, steps: Sequence[int]) 
             continue
         evidence = subject.evidence(load, states[step], left=list(steps))
         controls.require(explicit.test_an_explicit_step_is_served_whole, subject)
-        if not _loads_where_all_stay(subject, step):
+        if not _loads_where_all_stay(subject, step, saves):
             continue  # what is wrong with this step is no matter of rotation
         message = f"rotation leaves step {step}, and it does not load"
         raise Violation(message, evidence=evidence)
 
 
-def _loads_where_all_stay(subject: Subject, step: int) -> bool:
+def _loads_where_all_stay(subject: Subject, step: int, saves: int) -> bool:
     """Return whether a step comes back as it was saved where nothing is deleted."""
     fresh(subject)
-    saved = subject.run(13, tuple(range(1, 13)), watch=True, then=[Close()])
+    saved = subject.run(saves + 1, tuple(range(1, saves + 1)), watch=True, then=[Close()])
     arrived, state = oracle.arrival(subject.resume(step))
     expected = whole(saved.of(RunResult).states.get(step, {}))
     return arrived == step and oracle.same(state, expected, subject.holds)
@@ -543,6 +568,32 @@ def test_restarts_do_not_pile_up_checkpoints(subject: Subject) -> None:
     if abs(len(last) - len(first)) > saved.of(RunResult).in_background:
         evidence = {"in one child": first, "after two restarts": last}
         raise Violation("restarts change how many checkpoints are kept", evidence=evidence)
+
+
+@check("CKC-RETN-006")
+def test_a_restart_with_another_number_keeps_that_many(subject: Subject) -> None:
+    """The number to keep is that of the running job, whatever an earlier run was told.
+
+    Why: the number was stored beside the steps by the first run, and the one of a restart was read
+    and not used: a disk filled up, or steps went that the user wanted to keep (C11).
+    How: save five steps with four to keep; resume with two to keep, and with four again, each time
+    with as many saves more. Each time exactly the newest are there.
+    """
+    few, many = subject.keepable(2), subject.keepable(4)
+    if few == many:
+        raise NotApplicable(f"it keeps {few} checkpoints, as declared, and no other number")
+    saves = range(1, 1)
+    for keep, until in ((many, 5), (few, 8), (many, 12)):
+        new = tuple(range(len(saves) + 1, until + 1))
+        saves = range(1, until + 1)
+        saved = rotating(subject, until, new, keep, resume=len(new) < until)
+        steps = left(subject, saved)
+        if smoke.are_newest(saved, steps, saves, keep):
+            continue
+        if keep == many and until == len(new):
+            raise control_failed(f"of {until} saves steps {steps} stay", "CKC-RETN-002")
+        message = f"after a restart with {keep} to keep not the newest {keep} are there"
+        raise Violation(message, evidence={"steps": steps, "saved": list(saves)})
 
 
 @check("CKC-RETN-007")

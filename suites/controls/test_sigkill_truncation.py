@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint, identity
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
-from ckpt_conformance.fault_injectors import counting, injected_save, payload, points
+from ckpt_conformance.fault_injectors import (
+    counting,
+    injected_save,
+    payload,
+    points,
+    system_call,
+)
+from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.fault_injectors.points import Now
 from ckpt_conformance.harness import messages
+from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
     Close,
     CopyOut,
@@ -26,6 +34,7 @@ from ckpt_conformance.harness.messages import (
     RunResult,
     whole,
 )
+from ckpt_conformance.harness.strata import NAMING
 from ckpt_conformance.subject import batched_recovery, controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
@@ -43,6 +52,7 @@ if TYPE_CHECKING:
 
 OLDER, NEWEST, LATER = 2, 4, 6  # the save of the second one is killed
 SCREENED, KILLED = 14, 3  # points at the quick budget: of kept directories, of real kills
+NAMED = (1, 2, 3)  # calls that give a name, before which a longer save is killed
 ROUNDS = 3  # of a kill and a good save, in which what stays grows each time, or does not pile up
 KILLED_IN_FULL = 40  # real kills at the full budget, where every point is screened
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
@@ -257,6 +267,37 @@ def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
         if trouble is not None and is_of_the_kill(subject, trouble):
             evidence = {"killed": crash.point.name, **trouble.evidence}
             raise Violation(f"after a kill {crash.point.name} {trouble.what}", evidence=evidence)
+
+
+@check("CKC-ATOM-003")
+def test_a_shorter_save_after_a_kill_has_nothing_of_the_dead_one(subject: Subject) -> None:
+    """A save that a kill ended leaves nothing in a later, shorter save of the same step.
+
+    Why: a temporary name that is always the same was opened, and what a dead save had left there
+    was not cut off: the new file had the tail of the old one (A12).
+    How: a job with more parameters is killed before the first, the second and the third call that
+    gives a name in its save; then a job with fewer saves the same step in the same directory. A new
+    process must get that one.
+    """
+    wanted = subject.loaded(subject.golden(), OLDER)
+    for at in NAMED:
+        subject.reset()
+        kill = system_call.kill_among(NAMING, at)
+        longer = Run(until=OLDER, save_at=(OLDER,), faults=(kill,), fault_step=OLDER)
+        killed = subject.execute(longer, kind="names")
+        if is_unsupervised(killed):
+            raise why_not(subject, killed)
+        if not killed.has_fired:
+            if at == NAMED[0]:
+                raise NotApplicable("a save renames and links nothing")
+            return
+        saving = subject.execute(Run(until=OLDER, save_at=(OLDER,)), Close())
+        resumed = subject.resume()
+        arrived, state = oracle.arrival(resumed)
+        if arrived != OLDER or not oracle.same(state, wanted, subject.holds):
+            told = {"the later save": subject.tell(saving), "killed": f"before call {at} of these"}
+            message = "a save after one that was killed does not come back"
+            raise Violation(message, evidence={**subject.evidence(resumed, wanted), **told})
 
 
 class Trouble(NamedTuple):
