@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import (
     Cause,
@@ -15,7 +16,6 @@ from ckpt_conformance.contract.verdicts import (
     Unknown,
     Violation,
 )
-from ckpt_conformance import fault_injectors
 from ckpt_conformance.fault_injectors import injected_save, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.fault_injectors.injected_save import NEWEST, OLDER, SaveKind
@@ -208,9 +208,7 @@ def _chosen(subject: Subject) -> list[Point]:
     return [*others, *strata][-MOST:]
 
 
-def _beside(
-    subject: Subject, point: Point, step: int, faults: tuple[Fault, ...] = ()
-) -> AtOnce:
+def _beside(subject: Subject, point: Point, step: int, faults: tuple[Fault, ...] = ()) -> AtOnce:
     """Hold the save of step 4 at a point while another process saves a step, with faults."""
     place = Path(tempfile.mkdtemp(dir=subject.folder))  # it outlives a check
     gate, after = place / "gate", place / "after"

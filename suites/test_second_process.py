@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import (
     Cause,
@@ -17,7 +18,6 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance import fault_injectors
 from ckpt_conformance.fault_injectors import injected_save, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.fault_injectors.injected_save import NEWEST, OLDER, SaveKind
@@ -434,6 +434,53 @@ def test_processes_with_one_number_keep_each_others_steps(subject: Subject) -> N
             continue
         message = f"step {step} is lost where two processes have one process id"
         raise Violation(message, evidence=subject.evidence(found[step], state))
+
+
+@check("CKC-SIDE-018")
+def test_a_killed_save_of_a_process_with_the_same_number_costs_no_step(subject: Subject) -> None:
+    """A save over a step, killed in a process with the id of the one that saved it, costs nothing.
+
+    Why: the second process gave its files the names of the first one's, which are made of the
+    process id and a counter, and wrote over what was acknowledged (A12).
+    How: save step 2, and save it once more in another process that is killed before the first call
+    that gives a name; os.getpid gives one number to both. A new process must get one of the two.
+    The control gives each a number of its own.
+    """
+    if not subject.info.saves_over:
+        raise NotApplicable("the manager saves no step that is there")
+    outcome, result = _over_by_two(subject, (SAME_NUMBER,))
+    if outcome in WHOLE:
+        return
+    control, _ = _over_by_two(subject, ())
+    if control not in WHOLE:
+        reason = f"with numbers of their own, too, a load gives {control}"
+        raise controls.blame(
+            subject, reason, kills.test_a_kill_during_an_overwrite_keeps_the_old_or_the_new
+        )
+    message = "a save that was killed has written over one of a process with the same id"
+    raise Violation(f"{message}: {outcome}", evidence=subject.evidence(result))
+
+
+def _over_by_two(subject: Subject, faults: tuple[Fault, ...]) -> tuple[Outcome, ProcessResult]:
+    """Save step 2, kill a save over it, load; say what that gave.
+
+    Raises NotApplicable where no file gets its name by a call.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden, OLDER)
+    trees.clear(subject.root)
+    save = Run(until=OLDER, save_at=(OLDER,), faults=faults)
+    subject.execute(save, Close())
+    dying = (*faults, system_call.kill_among(NAMING, 1))
+    again = Run(until=OLDER, save_at=(OLDER,), faults=dying, fault_step=OLDER)
+    killed = subject.execute(again, seed=OTHER_SEED)
+    if is_unsupervised(killed):
+        raise why_not(subject, killed)
+    if killed.exit_kind is not ExitKind.KILLED:
+        raise NotApplicable("a save over a step renames and links nothing")
+    result = subject.resume()
+    outcome = subject.classify(result, legal, newest=OLDER, acknowledged=(OLDER,))
+    return outcome, result
 
 
 def _by_two(subject: Subject, faults: tuple[Fault, ...]) -> dict[int, ProcessResult]:

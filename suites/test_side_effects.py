@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import DEFAULT_KIND, trees
 from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.contract.verdicts import (
@@ -18,7 +19,6 @@ from ckpt_conformance.contract.verdicts import (
     control_failed,
     joined,
 )
-from ckpt_conformance import fault_injectors
 from ckpt_conformance.fault_injectors import payload
 from ckpt_conformance.fault_injectors.injected_save import SaveKind, entry_points_of
 from ckpt_conformance.harness.messages import (

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
-from ckpt_conformance import fault_injectors
 from ckpt_conformance.fault_injectors import advancing, at_rest, injected_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS, READS
 from ckpt_conformance.harness.messages import Close, Run, Save, SaveResult, Train

@@ -207,7 +207,7 @@ class MakesRoom(CheckpointManager):
     change="what a network disk says when its server is away is logged, and the save returns",
     violates={"CKC-IOER-001"},
 )
-class TheServerComesBack(LogsTheError):
+class PassesOverAnOutage(CheckpointManager):
     """Takes an outage for something that passes."""
 
     PASSING = (errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO, errno.EHOSTDOWN)
@@ -215,7 +215,7 @@ class TheServerComesBack(LogsTheError):
     def save_snapshot(self, state: Snapshot) -> CheckpointReference:
         """Save; pass over what passes."""
         try:
-            return CheckpointManager.save_snapshot(self, state)
+            return super().save_snapshot(state)
         except OSError as error:
             if error.errno not in self.PASSING:
                 raise

@@ -484,7 +484,7 @@ class LaterMomentsStay(CheckpointManager):
 class KeysOfTheOtherBranchStay(CheckpointManager):
     """A job that goes back keeps the keys that came after the save."""
 
-    kept: Mapping[str, Any] = {}  # noqa: RUF012  each manager gets its own
+    kept: Mapping[str, Any] = {}
 
     def save(self, step: int, **parts: Any) -> Path:
         """Save, and keep the dict."""

@@ -425,8 +425,8 @@ class WithLarge(Plain):
 
     No element is like another, so that no part can stand for another one. It is the first entry of
     the state, and one element behind its middle is all that changes: so files of two steps begin
-    alike, as where a frozen embedding comes before a head that is trained, and it ends alike, too. And a parameter of more than 2**20
-    elements, so that an optimizer has moments of that size.
+    alike, as where a frozen embedding comes before a head that is trained, and it ends alike, too.
+    And a parameter of more than 2**20 elements, so that an optimizer has moments of that size.
     """
 
     large: Tensor
@@ -447,7 +447,7 @@ class WithLarge(Plain):
     def forward(self, x: Tensor, classes: Tensor) -> Tensor:
         """Compute as the parent does; in training one element of the large tensor counts."""
         if self.training:
-            self.large[behind_the_middle(self.large)] += 1 << 24  # so much is none of its neighbours
+            self.large[behind_the_middle(self.large)] += 1 << 24  # as no neighbour is
         return super().forward(x, classes)
 
 

@@ -11,6 +11,7 @@ import uuid
 from argparse import Namespace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch

@@ -68,6 +68,8 @@ SHOWN_ELSEWHERE = {
     "scalars": "tests/suites/test_mutants.py: its check compares the dict itself, or it is refused",
     "double": "tests/suites/test_mutants.py: its check compares the dict itself",
     "slight": "tests/suites/test_mutants.py: what is stale is the second save",
+    "eighths": "tests/suites/test_mutants.py: it may be refused",
+    "unsigned": "tests/suites/test_mutants.py: it may be refused",
     "pairs": "tests/suites/test_mutants.py: its destination ties what was saved apart",
     "sparse": "tests/suites/test_mutants.py: it may be refused",
     "quantized": "tests/suites/test_mutants.py: it may be refused",
