@@ -499,7 +499,7 @@ def reads_of(log: Sequence[SeenCall], task: Task) -> list[list[SeenCall]]:
     """Group the calls of a control that open or read a file of a step by how often that follows.
 
     The last pass over each file comes first, the latest of all at the front: what is read before
-    something is deleted. Of the passes before it those of files of one role are one group.
+    something is deleted. Then come the passes before it, one file after the other.
     """
     opened: dict[str, list[list[SeenCall]]] = {}
     for call in (call for call in log if call.reads and not call.elsewhere):
@@ -508,11 +508,11 @@ def reads_of(log: Sequence[SeenCall], task: Task) -> list[list[SeenCall]]:
             times.append([])
         times[-1].append(call)
     last = sorted((times[-1] for times in opened.values()), key=lambda calls: -calls[0].call)
-    earlier: dict[tuple[int, Role], list[SeenCall]] = {}
-    for times in opened.values():
+    earlier: dict[tuple[int, Role, str], list[SeenCall]] = {}
+    for path, times in opened.items():
         for before, calls in enumerate(reversed(times[:-1]), 1):
             role = role_of(calls[0], task.roles)
-            earlier.setdefault((min(before, PASSES), role), []).extend(calls)
+            earlier.setdefault((min(before, PASSES), role, path), []).extend(calls)
     return [*last, *(earlier[key] for key in sorted(earlier))]
 
 

@@ -90,7 +90,7 @@ OPERATIONS = {
         Operation("rotation", (2, 4), 6, tuple(KINDS), (2, 0, 1, 0, 0, 0), keep_last=2),
         Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0), reading=True),
         # Of these calls those alone that read: the others are hit in a rotation.
-        Operation(READS, (2, 4), 6, (), (10,), strata=0, keep_last=2, reading=True),
+        Operation(READS, (2, 4), 6, (), (40,), strata=0, keep_last=2, reading=True),
     )
 }
 NO_CALL = SeenCall(call=0, what="")

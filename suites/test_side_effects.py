@@ -24,6 +24,7 @@ from ckpt_conformance.fault_injectors.injected_save import SaveKind, entry_point
 from ckpt_conformance.harness.messages import (
     BeginSave,
     Close,
+    CloseResult,
     EndSaves,
     Fresh,
     LeavesResult,
@@ -627,6 +628,34 @@ def test_two_managers_in_one_process_do_not_mix(subject: Subject) -> None:
                 "a directory does not hold the job that its own manager saved",
                 evidence=subject.evidence(resumed, manager=name, saved=step),
             )
+
+
+@check("CKC-SIDE-007")
+def test_a_failed_save_of_another_manager_is_its_own(subject: Subject) -> None:
+    """A save of another manager of the same process that fails costs this one nothing.
+
+    Why: what had failed and was not told yet was kept for the process, not by the manager: the job
+    ended with the error of another one (J09).
+    How: open a second manager on another directory, and save there while no file may grow, in the
+    background where that is declared; nobody asks how that ended. Then the first manager saves, and
+    closes, without an error, and a new process gets what it saved.
+    """
+    subject.need(shape="manager")
+    legal = subject.legal(subject.golden())
+    subject.reset()
+    other = subject.scratch / "other"
+    other.mkdir()
+    fail = undisturbed.probe("failing_neighbour", other=str(other))
+    run = (Run(until=2, save_at=(2,)), Train(n=2), fail)
+    saving = subject.execute(*run, Save(go_on=True), Close(go_on=True))
+    if not saving.reached(CloseResult) or not saving.of(ProbeResult).value:
+        raise NotApplicable("a save of another manager, while no file may grow, does not fail")
+    error = saving.of(SaveResult).error or saving.of(CloseResult).error
+    message = "after a failed save of another manager this one does not save"
+    if error:
+        told = {"the other one": saving.of(ProbeResult).value, "this one": error.message}
+        raise Violation(message, evidence=subject.evidence(saving, **told))
+    subject.judge(subject.resume(), legal, {Outcome.NEW}, message, newest=4, acknowledged=(2, 4))
 
 
 def _control_of_two(subject: Subject) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -252,6 +253,30 @@ def two_managers(child: Any, other: str, kind: str) -> dict[str, Any]:  # noqa: 
     here.close()
     there.close()
     return states
+
+
+def failing_neighbour(child: Any, other: str) -> str:  # noqa: ANN401  a Child
+    """Let a save of another manager of this process fail, and ask nobody how it ended.
+
+    No file of the process may grow meanwhile: each write fails with EFBIG, in any language. Returns
+    the error that the call told, or "unasked" for a save that goes on in the background; empty if
+    it told none and had ended.
+    """
+    there = child.adapter.open(Path(other), OpenOptions())
+    child.neighbour = there  # it stays open
+    if child.adapter_prepares:
+        there.prepare(child.job)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        begin = getattr(there, "save_async", there.save)
+        pending = pending_saves.pending_save(begin(child.job, 2))
+        pending_saves.wait_until_done([pending])
+    except Exception as error:  # noqa: BLE001  whatever a manager raises
+        return repr(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    return "unasked" if pending is not None else ""
 
 
 def names(child: Any) -> list[str]:  # noqa: ANN401  a Child
