@@ -350,7 +350,9 @@ def test_the_newest_stay_after_each_of_more_than_a_hundred_saves(subject: Subjec
     last = range(MANY - 10, MANY + 1)
     copies = {step: subject.scratch / f"after-{step}" for step in last}
     first: list[AnyOp] = [Run(until=last[0] - 1, save_at=tuple(range(1, last[0])))]
-    each = [[Run(until=n, save_at=(n,), watch=True), CopyOut(tree=str(copies[n]))] for n in last]
+    each: list[list[AnyOp]] = [
+        [Run(until=n, save_at=(n,), watch=True), CopyOut(tree=str(copies[n]))] for n in last
+    ]
     ops = (*first, *chain.from_iterable(each), Run(until=MANY + 1, watch=True), *ASK)
     saved = subject.execute(*ops, options=Options(keep_last=keep))
     steps = left(subject, saved)
