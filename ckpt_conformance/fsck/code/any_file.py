@@ -20,11 +20,12 @@ from typing import IO, TYPE_CHECKING, cast
 
 from ckpt_conformance.fsck.code import serialized, yaml_tags
 from ckpt_conformance.fsck.code.packed import Budget, Packer, Unpacked, packer_of
-from ckpt_conformance.fsck.formats import zips
+from ckpt_conformance.fsck.formats import any_zip, zips
 from ckpt_conformance.fsck.formats.torch_file import SCRIPT, Stream, grown, read_stream, stream_of
 from ckpt_conformance.fsck.formats.written_names import judge_names
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.pickled.asked import Asked
+from ckpt_conformance.fsck.pickled.pickles import Short
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, OutOfTime, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 
@@ -169,14 +170,19 @@ def _of_bytes(data: bytes, most: int) -> Stream | None:
 
 
 def _array(data: bytes, most: int) -> Stream | None:
-    """Return what the objects of an array ask for: they follow its header as a pickle."""
+    """Return what the objects of an array ask for: they follow its header as a pickle.
+
+    Raises Short where the header goes on behind as many bytes as were asked for.
+    """
     wide = data[6:7] > b"\x01"
     form = struct.Struct("<I" if wide else "<H")
     start = 8 + form.size
     if len(data) < start:
         return None
     (size,) = form.unpack_from(data, 8)
-    if b"O" not in data[start : start + size]:
+    if len(data) >= most < start + size:
+        raise Short("the header of an array")
+    if any_zip.has_plain_dtype(data[start : start + size]):
         return None
     return stream_of(data[start + size :], most - start - size)
 

@@ -40,6 +40,12 @@ MOST_HEADER = 64 << 10
 _WIDE = {b"\x01\x00": False, b"\x02\x00": True, b"\x03\x00": True}  # versions: is the length wide?
 _UTF8 = b"\x03\x00"
 _KEYS = {"descr", "fortran_order", "shape"}
+_OF_A_FIELD, _OF_A_SHAPE = (2, 3), 2  # items: name, dtype and its shape; dtype and shape
+# As `_DTYPE`, without objects; also of the package ml_dtypes, and blocks of bytes.
+_PLAIN = re.compile(
+    r"[<>|=]?(?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUVa]\d*|[mM]8(?:\[\w+\])?)"
+    r"|(?:bfloat16|float8_\w+|u?int[24])"
+)
 _DTYPE = re.compile(
     r"[<>|=]?(?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUVa]\d*|O8?|[mM]8(?:\[\w+\])?)"
 )
@@ -170,6 +176,29 @@ def array_layout(head: bytes) -> Layout:
     return _array_layout(
         text.decode("utf-8" if head[6:8] == _UTF8 else "latin-1", "replace"), start + length
     )
+
+
+def has_plain_dtype(header: bytes) -> bool:
+    """Whether the literal of an array's header says, in numpy's own words, that it has no object.
+
+    A dtype of objects can be written in many ways: by name, in a list of fields, with its letters
+    as escapes of Python. So what is not known is not believed; nor is a literal that is longer than
+    numpy writes.
+    """
+    try:
+        values: object = ast.literal_eval(header.decode("latin-1").strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return len(header) <= MOST_HEADER and is_dict(values) and _is_plain(values.get("descr"))
+
+
+def _is_plain(descr: object) -> bool:
+    """Whether a dtype is of numbers, text or bytes: one, one of a shape, or fields of such."""
+    if isinstance(descr, str):
+        return bool(_PLAIN.fullmatch(descr))
+    if is_list(descr):
+        return all(is_tuple(one) and len(one) in _OF_A_FIELD and _is_plain(one[1]) for one in descr)
+    return is_tuple(descr) and len(descr) == _OF_A_SHAPE and _is_plain(descr[0])
 
 
 def _array_layout(text: str, start: int) -> Layout:
