@@ -120,7 +120,7 @@ def examine(
         works += more
     _ranks(candidate, folder, report)
     _alone(candidate, report)
-    judge_layout(candidate, report)
+    judge_layout(candidate, folder, report)
     judge_places(candidate, report)
     judge_megatron(Context(folder, report, sizes), candidate)
     report.size = sum(_sizes(folder, candidate.files))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.source.findings import Facts, Report
+    from ckpt_conformance.fsck.source.source import Folder
 
 
 class RuleFinding(NamedTuple):
@@ -45,7 +46,8 @@ _SIGNS = re.compile(
     r"(?:model|optim|extra_state)_world_size_\d+_rank_\d+\.pt"
 )
 _OF_DEEPSPEED = re.compile(r"[^/]*_(?:optim|model)_states\.pt")  # inside of others' folders, too
-_CONFIG = "config.json"
+_CONFIG, _ADAPTER_CONFIG = "config.json", "adapter_config.json"
+_ADAPTER = re.compile(r"adapter_model\.(?:safetensors|bin)")
 _STEMS = re.compile(
     r"(?:diffusion_pytorch_)?model(?:\.[^.]+)?\.safetensors|(?:diffusion_)?pytorch_model(?:\.[^.]+)?\.bin"
 )
@@ -53,9 +55,10 @@ _OF_SEVERAL = re.compile(r"(.+)-\d{5}-of-(\d{5})\.(safetensors|bin)")
 _SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+/|global_step\d+/|pytorch_model/")
 
 
-def judge_layout(candidate: Candidate, report: Report) -> None:
-    """Report what is missing of a checkpoint by the rules of its layout."""
+def judge_layout(candidate: Candidate, folder: Folder, report: Report) -> None:
+    """Report what is missing of a checkpoint by the rules of its layout; `folder` has its files."""
     _indexes(candidate, report)
+    _adapters(candidate, folder, report)
     known = {finding.file for finding in report.findings}
     if report.layout == "torch":
         _lightning(candidate, report)
@@ -90,6 +93,18 @@ def _indexes(candidate: Candidate, report: Report) -> None:
             if int(total) > 1 and (_CONFIG in own or _STEMS.fullmatch(f"{stem}.{ending}")):
                 why = f"the index of {int(total)} files: without it no library finds them"
                 report.say(Kind.MISSING, f"{base}{stem}.{ending}.index.json", why)
+
+
+def _adapters(candidate: Candidate, folder: Folder, report: Report) -> None:
+    """Report an adapter of PEFT without its configuration, which is written beside it each time.
+
+    Of a folder that is no step the files that belong to a checkpoint are those with tensors alone.
+    """
+    for base, names in _folders(candidate.files).items() if not candidate.is_alone else ():
+        is_adapter = any(map(_ADAPTER.fullmatch, names))
+        if is_adapter and folder.entry(base + _ADAPTER_CONFIG) is None:
+            why = "PEFT writes it beside the adapter, and loads none without it"
+            report.say(Kind.MISSING, base + _ADAPTER_CONFIG, why)
 
 
 def _folders(files: Collection[str]) -> dict[str, set[str]]:

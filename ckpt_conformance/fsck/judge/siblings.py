@@ -28,7 +28,7 @@ from ckpt_conformance.fsck.source.findings import (
 from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.source.findings import Facts, Report
@@ -46,7 +46,7 @@ _OF_A_SCRIPT = ("files", "torch", "safetensors", "hf-index")
 _MEGATRON = dict.fromkeys((names.V2, names.PRE_V2), names.V2)  # a run may be migrated in part
 _LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(_OF_A_SCRIPT, "files") | _MEGATRON
 """Layouts whose steps are compared; a script's own may hold one file or several."""
-_ACCELERATE = "accelerate"
+_ACCELERATE, _TRAINERS = "accelerate", "transformers-trainer"
 # Of what was prepared once for all of a run: `save_state` writes each, whatever the step.
 _PREPARED = re.compile(
     r"(?:(?:model|optimizer|scheduler|sampler|dl_state_dict|pytorch_model|custom_checkpoint)(?:_\d+)?"
@@ -145,6 +145,7 @@ def kin_from(plain: KinJson) -> Kin:
 
 
 _STEP_SIGN = "{step}"
+_OF_TRAINER = f"/checkpoint-{_STEP_SIGN}"
 NO_STEP = -1
 
 
@@ -234,7 +235,33 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
             places, own = [place for place, _ in steps], [kin for _, kin in steps]
             for at, finding in [*_absent(own), *_absent_roles(own), *_stale(own)]:
                 findings[places[at]].append(finding)
+    for place, finding in _unlike_the_trainers(runs):
+        findings[place].append(finding)
     return findings
+
+
+def _unlike_the_trainers(
+    runs: Mapping[tuple[str, str], Mapping[int, tuple[int, Kin]]],
+) -> Iterator[tuple[int, Finding]]:
+    """Find folders of a run of the Trainer's that hold weights, and nothing of the Trainer.
+
+    The newest is one that was not written, or copied, to its end: also where only weights are saved
+    the Trainer writes its state beside them. From an older one the rest may have been taken.
+    """
+    for (run, layout), others in runs.items():
+        own = runs.get((run, _TRAINERS), {})
+        if layout == _TRAINERS or not own or not run.endswith(_OF_TRAINER):
+            continue
+        for step, (place, kin) in others.items():
+            is_newest = step > max(own)
+            if not any(map(names.is_weights, kin.files)):
+                continue
+            why = f"{len(own)} other checkpoints of this run have it, and resuming needs it: "
+            why += (
+                "the save, or the copy, did not end" if is_newest else "was it removed on purpose?"
+            )
+            kind = Kind.MISSING if is_newest else Kind.NOTE
+            yield place, Finding(kind, "trainer_state.json", why)
 
 
 def _poorer(newest: Kin, other: Kin) -> Finding | None:

@@ -47,9 +47,13 @@ _TORCH = (".pt", ".pth", ".ckpt")
 _MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th")
 _INDEX = re.compile(r".+\.(?:safetensors|bin)\.index(?:\.[^./]+)?\.json")  # with diffusers' variant
 _BY_NAME = (".safetensors", *_TORCH)
+_UNDER_WAY = r"tmp|temp|incomplete|partial|unfinished|in[-_]?progress|writing|saving"
 _LEFTOVER = re.compile(
-    r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$|"
-    r"\.orbax-checkpoint-tmp)"
+    rf"^[._]?tmp[._-]|^[._]?(?:incomplete|unfinished|in[-_]?progress|writing|saving)[._-]|"
+    rf"[._-](?:{_UNDER_WAY})$|\.(?:part|old|del|bak|swp|lock)$|[._-]tmp[._-]|~$|"
+    # A hidden step: who writes one gives it its name at the end.
+    rf"^\.(?:global_?)?(?:step|iter(?:ation)?|epoch|checkpoint|ckpt)s?[-_=]?\d|"
+    r"\.orbax-checkpoint-tmp"
 )
 OF_A_STEP = re.compile(
     r"^(?:global_?steps?|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",

@@ -35,8 +35,9 @@ _LAYOUTS = (
 
 _ACCELERATE = re.compile(r"random_states_\d+\.pkl")
 _TRAINER = "trainer_state.json"
+_OF_TRAINER = re.compile(r"checkpoint-\d+")
 _BESIDE_STATE = re.compile(
-    r"training_args\.bin|(?:optimizer|scheduler)\.pt|rng_state(?:_\d+)?\.pth|"
+    r"(?P<more>training_args\.bin|(?:optimizer|scheduler)\.pt|rng_state(?:_\d+)?\.pth)|"
     r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors|pytorch_model(?:-\d+-of-\d+)?\.bin"
 )
 _WEIGHTS = re.compile(
@@ -65,7 +66,25 @@ def library(paths: Iterable[str]) -> str:
     for path in known:
         folder, _, name = path.rpartition("/")
         folders[folder].add(name)
+    if any(_is_trainers(folder, names) for folder, names in folders.items()):
+        return "transformers-trainer"
     return "accelerate" if any(map(_is_accelerates, folders.values())) else ""
+
+
+def _is_trainers(folder: str, names: Iterable[str]) -> bool:
+    """Return whether a folder is the Trainer's by its name, though what it writes last is missing.
+
+    Weights, and what to resume from under the Trainer's names, which no other library has there.
+    """
+    names = list(names)
+    is_named = _OF_TRAINER.fullmatch(folder.rpartition("/")[2]) is not None
+    matches = filter(None, map(_BESIDE_STATE.fullmatch, names))
+    return is_named and any(match["more"] for match in matches) and any(map(is_weights, names))
+
+
+def is_weights(name: str) -> bool:
+    """Return whether a file holds the weights of a model, or of an adapter, by transformers."""
+    return _WEIGHTS.fullmatch(name.removeprefix("adapter_")) is not None
 
 
 def _is_accelerates(names: Iterable[str]) -> bool:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 _ENDING = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors|json|distcp|pkl)$")
 SHARD = re.compile(
@@ -18,19 +18,43 @@ _WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch"
 _STEP = (
     re.compile(rf"(?:{_WORDS})[-_=]?(\d{{1,18}})(?:([km])(?![a-z0-9]))?", re.IGNORECASE),
     re.compile(r"(?:checkpoint|ckpt)[-_=](\d{1,18})(?:([kKmM])(?![a-zA-Z0-9]))?"),
+    re.compile(r"^(?:checkpoint|ckpt)(\d{1,18})()$"),
     re.compile(r"(?:dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})()"),
 )
 _ROUND = re.compile(
     rf"(?:(?:{_WORDS})[-_=]?|(?:checkpoint|ckpt)[-_=])(\d{{1,9}}\.\d{{1,9}})([km])(?![a-z0-9])",
     re.IGNORECASE,
 )
-_EPOCH = re.compile(r"(?:epoch|(?<![a-zA-Z])ep)[-_=]?(\d{1,18})()", re.IGNORECASE)
+_EPOCH = (
+    re.compile(r"(?:epoch|(?<![a-zA-Z])ep|^e(?=\d+$))[-_=]?(\d{1,18})()", re.IGNORECASE),
+    re.compile(r"(?<!\d)(\d{1,18})()[-_]?epochs?(?![a-z\d])", re.IGNORECASE),
+)
 _AT_END = re.compile(r"(?:^|[-_.=])(\d{1,18})()$")
 _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
 _NO_STEP = re.compile(
     r"(?<!\d)\d{4}([-_.])\d\d\1\d\d(?:[-_T ]\d\d[-_.:h]?\d\d(?:[-_.:]?\d\d)?)?(?!\d)"  # a date
     r"|(?<![\d.])\d+\.\d+(?![\d.])"  # a metric
 )
+_WORD = re.compile(r"[^\W_]+")
+_OF_A_SAVE = frozenset(
+    [
+        "best",
+        "last",
+        "latest",
+        "newest",
+        "prev",
+        "previous",
+        "current",
+        "cur",
+        "final",
+        "interrupted",
+        "backup",
+    ]
+)
+_OF_ALL = frozenset(
+    ["checkpoint", "ckpt", "model", "weights", "state", "net", "network", "snapshot"]
+)
+"""Words that a file which holds all of a job may have, and that tell no save from another."""
 _VERSION = re.compile(r"-v\d+$")  # Lightning's, of a name that was taken
 _OF_LIGHTNING = re.compile(r".*=.*|last|.*-v\d+")
 
@@ -39,9 +63,8 @@ def moment_of(name: str) -> tuple[int | None, int | None]:
     """Return the epoch and the step that a name says; None for what it does not say."""
     stem = SHARD.sub("", _VERSION.sub("", _ENDING.sub("", name)))
     plain = _NO_STEP.sub("", stem)
-    epoch = _last_of(_EPOCH, plain)
-    steps = (_last_of(_ROUND, stem), *(_last_of(pattern, plain) for pattern in _STEP))
-    step = next((one for one in steps if one is not None), None)
+    epoch = _first(_last_of(pattern, plain) for pattern in _EPOCH)
+    step = _first((_last_of(_ROUND, stem), *(_last_of(pattern, plain) for pattern in _STEP)))
     return epoch, _last_of(_AT_END, plain) if (epoch, step) == (None, None) else step
 
 
@@ -49,6 +72,10 @@ def step_of(name: str) -> int | None:
     """Return the step that a name says, or else the epoch; None where it says none."""
     epoch, step = moment_of(name)
     return epoch if step is None else step
+
+
+def _first(numbers: Iterable[int | None]) -> int | None:
+    return next((one for one in numbers if one is not None), None)
 
 
 def _last_of(pattern: re.Pattern[str], stem: str) -> int | None:
@@ -77,7 +104,26 @@ def together(names: Collection[str]) -> tuple[list[list[str]], list[str]]:
     marked = by_marks(groups.pop((None, None), []))
     rest = marked.pop("", [])
     of_steps = sorted(groups.values(), key=lambda group: step_of(group[0]) or 0)
-    return [*of_steps, *marked.values()], rest
+    of_words = by_words(rest)
+    return [*of_steps, *marked.values(), *of_words], [] if of_words else rest
+
+
+def by_words(names: Collection[str]) -> list[list[str]]:
+    """Group names without a step by words that tell saves apart, such as best and last.
+
+    Only where each group has the same files but for that: `best.pt` and `last.pt`, or model and
+    optimizer of both; none where the words are of different files, as in `model.pt` and
+    `optimizer_latest.pt`.
+    """
+    groups: dict[frozenset[str], list[str]] = defaultdict(list)
+    parts: dict[frozenset[str], set[str]] = defaultdict(set)
+    for name in names:
+        words = _WORD.findall(_ENDING.sub("", name.removesuffix(".tar")).lower())
+        key = frozenset(words) & _OF_A_SAVE
+        groups[key].append(name)
+        parts[key].add(" ".join(word for word in words if word not in key | _OF_ALL))
+    are_alike = len(groups) > 1 and len(set(map(frozenset, parts.values()))) == 1
+    return list(groups.values()) if are_alike else []
 
 
 def by_marks(names: Collection[str]) -> dict[str, list[str]]:
