@@ -18,6 +18,7 @@ from ckpt_conformance.fsck.judge.orbax import orbax_part
 from ckpt_conformance.fsck.judge.placed import judge_places
 from ckpt_conformance.fsck.judge.reference import reference_part
 from ckpt_conformance.fsck.judge.torchsnapshot import snapshot_part
+from ckpt_conformance.fsck.judge.twice import judge_twice
 from ckpt_conformance.fsck.layouts import layouts, listing, names
 from ckpt_conformance.fsck.layouts.layouts import FOREIGN, Format
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, Clock, timed
@@ -121,6 +122,7 @@ def examine(
     _ranks(candidate, folder, report)
     _alone(candidate, report)
     judge_layout(candidate, folder, report)
+    works += judge_twice(Context(folder, report, sizes), candidate)
     judge_places(candidate, report)
     judge_megatron(Context(folder, report, sizes), candidate)
     report.size = sum(_sizes(folder, candidate.files))
