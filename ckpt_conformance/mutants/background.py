@@ -44,29 +44,6 @@ class Backgrounds(CheckpointManager):
         self.background = self.kind()
 
 
-class OneList(BackgroundSaves):
-    """Keeps what was begun in one list of the process."""
-
-    BEGUN: list[SaveHandle] = []  # noqa: RUF012  that is the bug
-
-    def __init__(self, limit: int = 1) -> None:
-        """Begin with what others have begun."""
-        super().__init__(limit)
-        self._begun = self.BEGUN
-
-
-@mutant(
-    "J09-errors",
-    url="pytorch/pytorch#150347",
-    change="saves that were begun are listed in an attribute of the class: of all managers",
-    violates={"CKC-SIDE-007"},
-)
-class OneListForAll(Backgrounds):
-    """Raises the error of another manager."""
-
-    kind = OneList
-
-
 # -- what is saved --------------------------------------------------------------------------------
 
 

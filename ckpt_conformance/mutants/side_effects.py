@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 
 from ckpt_conformance.mutants import mutant
+from ckpt_conformance.mutants.background import Backgrounds
 from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointReference,
@@ -25,6 +26,7 @@ from ckpt_conformance.reference_impl import (
     snapshot,
     torch_zip,
 )
+from ckpt_conformance.reference_impl.background import BackgroundSaves, SaveHandle
 from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -469,3 +471,26 @@ class LeaksWhatItRefuses(CheckpointManager):
         if opened is not None:
             os.close(directory)
         return opened
+
+
+class OneList(BackgroundSaves):
+    """Keeps what was begun in one list of the process."""
+
+    BEGUN: list[SaveHandle] = []  # noqa: RUF012  that is the bug
+
+    def __init__(self, limit: int = 1) -> None:
+        """Begin with what others have begun."""
+        super().__init__(limit)
+        self._begun = self.BEGUN
+
+
+@mutant(
+    "J09-errors",
+    url="pytorch/pytorch#150347",
+    change="saves that were begun are listed in an attribute of the class: of all managers",
+    violates={"CKC-SIDE-007"},
+)
+class OneListForAll(Backgrounds):
+    """Raises the error of another manager."""
+
+    kind = OneList

@@ -6,7 +6,6 @@ import re
 import shutil
 from collections import defaultdict
 from functools import partial
-from itertools import chain
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ from ckpt_conformance.fault_injectors.system_call import REMOVALS
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
     Close,
-    CopyOut,
     ExitKind,
     Options,
     Run,
@@ -61,7 +59,6 @@ if TYPE_CHECKING:
 ASK = (Close(), Steps())  # a manager may still be deleting: to close it is to wait for that
 HALF_DELETED = 6  # directories with a part of an old step, at the quick budget
 FAN_OUT = re.compile(r"[0-9a-f]{2,3}")
-MANY = 110  # saves of one process: beyond what begins anew at each hundredth
 GROWTH = 4  # names more after six saves more, of which each deletes one
 ROTATION: Slot[Counted] = Slot("calls of a save that rotates")
 EITHER = {Outcome.NEW, Outcome.PREVIOUS}
@@ -334,61 +331,6 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
         rotation_orders.require_no_loss_by_digits(subject, keep)
 
 
-@check("CKC-RETN-002")
-def test_the_newest_stay_after_each_of_more_than_a_hundred_saves(subject: Subject) -> None:
-    """After each of the saves 100 to 110 of one process, three to keep, the newest three load.
-
-    Why: what is done at each hundredth save, such as to begin a new chain of differences and to
-    collect the old one, took what newer steps still needed, and no short test came so far (C08).
-    How: save 110 steps in one child, and copy the directory after each of the last eleven. In each
-    copy the newest load by their numbers; at the end exactly they are there. Where no step can be
-    asked for, the newest loads. Twelve saves are the control.
-    """
-    keep = subject.keepable(3)
-    controls.require(test_exactly_the_newest_stay, subject)
-    fresh(subject)
-    last = range(MANY - 10, MANY + 1)
-    copies = {step: subject.scratch / f"after-{step}" for step in last}
-    first: list[AnyOp] = [Run(until=last[0] - 1, save_at=tuple(range(1, last[0])))]
-    each: list[list[AnyOp]] = [
-        [Run(until=n, save_at=(n,), watch=True), CopyOut(tree=str(copies[n]))] for n in last
-    ]
-    ops = (*first, *chain.from_iterable(each), Run(until=MANY + 1, watch=True), *ASK)
-    saved = subject.execute(*ops, options=Options(keep_last=keep))
-    steps = left(subject, saved)
-    if not smoke.are_newest(saved, steps, range(1, MANY + 1), keep):
-        message = f"rotation does not leave the newest {keep} of {MANY}"
-        raise Violation(message, evidence={"steps": steps[-10:], "kept": len(steps)})
-    _require_kept(subject, copies, keep, saved)
-
-
-def _require_kept(
-    subject: Subject, copies: Mapping[int, Path], keep: int, saved: ProcessResult
-) -> None:
-    """Raise Violation if one of the newest steps does not load from the copy after a save.
-
-    Bits are compared where those of the newest come back: what a manager loses at each load is no
-    matter of rotation.
-    """
-    states = {n: whole(at) for run in saved.all_of(RunResult) for n, at in run.states.items()}
-    named = Capability.EXPLICIT_STEP in subject.info.capabilities
-    due = [(n, step) for n in copies for step in (range(n - keep + 1, n + 1) if named else (n,))]
-    cases = [Case(copies[n], step=step if named else None) for n, step in due]
-    loads = resume_each(subject, cases, lambda one: oracle.step_of(one) is not None)
-    newest = oracle.arrival(loads[-1])[1]
-    is_exact = oracle.same(newest, states[MANY], subject.holds)
-    for (n, step), load in zip(due, loads, strict=True):
-        arrived, state = oracle.arrival(load)
-        is_kept = (
-            not is_exact or step not in states or oracle.same(state, states[step], subject.holds)
-        )
-        if arrived != step or not is_kept:
-            message = (
-                f"after save {n} of one process step {step}, which is to be kept, does not load"
-            )
-            raise Violation(message, evidence=subject.evidence(load, states.get(step)))
-
-
 def _parts(root: Path) -> int:
     """Count the names below a directory, but for folders of a fan-out, which are reused for ever.
 
@@ -601,32 +543,6 @@ def test_restarts_do_not_pile_up_checkpoints(subject: Subject) -> None:
     if abs(len(last) - len(first)) > saved.of(RunResult).in_background:
         evidence = {"in one child": first, "after two restarts": last}
         raise Violation("restarts change how many checkpoints are kept", evidence=evidence)
-
-
-@check("CKC-RETN-006")
-def test_a_restart_with_another_number_keeps_that_many(subject: Subject) -> None:
-    """The number to keep is that of the running job, whatever an earlier run was told.
-
-    Why: the number was stored beside the steps by the first run, and the one of a restart was read
-    and not used: a disk filled up, or steps went that the user wanted to keep (C11).
-    How: save five steps with four to keep; resume with two to keep, and with four again, each time
-    with as many saves more. Each time exactly the newest are there.
-    """
-    few, many = subject.keepable(2), subject.keepable(4)
-    if few == many:
-        raise NotApplicable(f"it keeps {few} checkpoints, as declared, and no other number")
-    saves = range(1, 1)
-    for keep, until in ((many, 5), (few, 8), (many, 12)):
-        new = tuple(range(len(saves) + 1, until + 1))
-        saves = range(1, until + 1)
-        saved = rotating(subject, until, new, keep, resume=len(new) < until)
-        steps = left(subject, saved)
-        if smoke.are_newest(saved, steps, saves, keep):
-            continue
-        if keep == many and until == len(new):
-            raise control_failed(f"of {until} saves steps {steps} stay", "CKC-RETN-002")
-        message = f"after a restart with {keep} to keep not the newest {keep} are there"
-        raise Violation(message, evidence={"steps": steps, "saved": list(saves)})
 
 
 @check("CKC-RETN-007")

@@ -120,3 +120,34 @@ def test_weights_of_an_older_step_alone_are_a_remark(tmp_path: Path) -> None:
     assert report.state is State.WHOLE
     assert [one.file for one in report.findings] == ["trainer_state.json"]
     shutil.rmtree(older)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(900)], ids=["empty", "zeros"])
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.model"])
+def test_a_vocabulary_without_content_is_damage(name: str, content: bytes, tmp_path: Path) -> None:
+    folder = trainer_step(tmp_path / "run", 2)
+    (folder / name).write_bytes(b"the\na\n")
+    assert judge(tmp_path / "run").state is State.WHOLE
+    (folder / name).write_bytes(content)
+    found = judge(tmp_path / "run")
+    assert found.state is State.DAMAGED
+    assert [one.file for one in found.reports[0].findings if one.kind is Kind.DAMAGED] == [name]
+
+
+def test_weights_alone_behind_steps_of_accelerate_are_a_save_that_did_not_end(
+    tmp_path: Path,
+) -> None:
+    for number in range(3):
+        folder = tmp_path / "checkpoints" / f"checkpoint_{number}"
+        folder.mkdir(parents=True)
+        save_file({"w": torch.full((4,), float(number))}, folder / "model.safetensors")
+        if number < 2:
+            torch.save({"state": {}, "param_groups": []}, folder / "optimizer.bin")
+            torch.save({"last_epoch": number}, folder / "scheduler.bin")
+            states = {"step": number, "random_state": (3, (1, 2), None)}
+            torch.save(states, folder / "random_states_0.pkl")
+    found = judge(tmp_path / "checkpoints")
+    (newest,) = [one for one in found.reports if one.path.name == "checkpoint_2"]
+    assert newest.state is State.INCOMPLETE
+    assert found.newest_whole is not None
+    assert found.newest_whole.path.name == "checkpoint_1"

@@ -122,9 +122,10 @@ def examine(
     _ranks(candidate, folder, report)
     _alone(candidate, report)
     judge_layout(candidate, folder, report)
-    works += judge_twice(Context(folder, report, sizes), candidate)
+    context = Context(folder, report, sizes)
+    works += judge_twice(context, candidate)
     judge_places(candidate, report)
-    judge_megatron(Context(folder, report, sizes), candidate)
+    judge_megatron(context, candidate)
     report.size = sum(_sizes(folder, candidate.files))
     report.changed = max(_times(folder, candidate.files), default=0.0) or None
     _links(overview, top, report, candidate)

@@ -12,7 +12,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.layouts.layouts import is_index
-from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind
+from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind, Malformed
+from ckpt_conformance.fsck.source.source import EntryKind
 from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ _SIGNS = re.compile(
 )
 _OF_DEEPSPEED = re.compile(r"[^/]*_(?:optim|model)_states\.pt")  # inside of others' folders, too
 _CONFIG, _ADAPTER_CONFIG = "config.json", "adapter_config.json"
+# Neither JSON nor a format of tensors, so nobody else reads them.
+_VOCABULARIES = {
+    *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("source.spm", "target.spm", "vocab.bpe", "bpe.codes", "dict.txt"),
+}
+_MOST_LOOKED_AT = 1 << 16  # bytes
 _ADAPTER = re.compile(r"adapter_model\.(?:safetensors|bin)")
 _STEMS = re.compile(
     r"(?:diffusion_pytorch_)?model(?:\.[^.]+)?\.safetensors|(?:diffusion_)?pytorch_model(?:\.[^.]+)?\.bin"
@@ -59,6 +66,7 @@ def judge_layout(candidate: Candidate, folder: Folder, report: Report) -> None:
     """Report what is missing of a checkpoint by the rules of its layout; `folder` has its files."""
     _indexes(candidate, report)
     _adapters(candidate, folder, report)
+    _vocabularies(candidate, folder, report)
     known = {finding.file for finding in report.findings}
     if report.layout == "torch":
         _lightning(candidate, report)
@@ -105,6 +113,21 @@ def _adapters(candidate: Candidate, folder: Folder, report: Report) -> None:
         if is_adapter and folder.entry(base + _ADAPTER_CONFIG) is None:
             why = "PEFT writes it beside the adapter, and loads none without it"
             report.say(Kind.MISSING, base + _ADAPTER_CONFIG, why)
+
+
+def _vocabularies(candidate: Candidate, folder: Folder, report: Report) -> None:
+    """Report files of a tokenizer that are empty, or zeros alone, as a power loss leaves them."""
+    for name in candidate.files:
+        entry = folder.entry(name) if name.rpartition("/")[2] in _VOCABULARIES else None
+        if entry is None or entry.kind is not EntryKind.FILE:
+            continue
+        try:
+            is_blank = not folder.read(name, _MOST_LOOKED_AT).strip(b"\0")
+        except (OSError, Malformed):
+            continue  # who judges the file says it
+        if is_blank:
+            what = "it is empty" if not entry.size else "zeros alone stand at its beginning"
+            report.say(Kind.DAMAGED, name, f"{what}, and it holds a vocabulary")
 
 
 def _folders(files: Collection[str]) -> dict[str, set[str]]:

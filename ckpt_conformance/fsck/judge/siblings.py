@@ -46,7 +46,7 @@ _OF_A_SCRIPT = ("files", "torch", "safetensors", "hf-index")
 _MEGATRON = dict.fromkeys((names.V2, names.PRE_V2), names.V2)  # a run may be migrated in part
 _LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(_OF_A_SCRIPT, "files") | _MEGATRON
 """Layouts whose steps are compared; a script's own may hold one file or several."""
-_ACCELERATE, _TRAINERS = "accelerate", "transformers-trainer"
+_ACCELERATE = "accelerate"
 # Of what was prepared once for all of a run: `save_state` writes each, whatever the step.
 _PREPARED = re.compile(
     r"(?:(?:model|optimizer|scheduler|sampler|dl_state_dict|pytorch_model|custom_checkpoint)(?:_\d+)?"
@@ -145,7 +145,11 @@ def kin_from(plain: KinJson) -> Kin:
 
 
 _STEP_SIGN = "{step}"
-_OF_TRAINER = f"/checkpoint-{_STEP_SIGN}"
+_WRITTEN_LAST = {
+    "transformers-trainer": ("trainer_state.json", f"/checkpoint-{_STEP_SIGN}"),
+    "accelerate": ("random_states_0.pkl", _STEP_SIGN),
+}
+"""What a library writes at the end of each save, and how the names of its folders end."""
 NO_STEP = -1
 
 
@@ -235,33 +239,33 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
             places, own = [place for place, _ in steps], [kin for _, kin in steps]
             for at, finding in [*_absent(own), *_absent_roles(own), *_stale(own)]:
                 findings[places[at]].append(finding)
-    for place, finding in _unlike_the_trainers(runs):
+    for place, finding in _begun(runs):
         findings[place].append(finding)
     return findings
 
 
-def _unlike_the_trainers(
+def _begun(
     runs: Mapping[tuple[str, str], Mapping[int, tuple[int, Kin]]],
 ) -> Iterator[tuple[int, Finding]]:
-    """Find folders of a run of the Trainer's that hold weights, and nothing of the Trainer.
+    """Find steps of a library's run that have weights alone, and nothing that tells the library.
 
     The newest is one that was not written, or copied, to its end: also where only weights are saved
-    the Trainer writes its state beside them. From an older one the rest may have been taken.
+    the library writes another file behind them. From an older one the rest may have been taken.
     """
     for (run, layout), others in runs.items():
-        own = runs.get((run, _TRAINERS), {})
-        if layout == _TRAINERS or not own or not run.endswith(_OF_TRAINER):
-            continue
-        for step, (place, kin) in others.items():
-            is_newest = step > max(own)
-            if not any(map(names.is_weights, kin.files)):
+        for library, (last, ending) in _WRITTEN_LAST.items():
+            own = runs.get((run, library), {})
+            if layout != "files" or not own or not run.endswith(ending):
                 continue
-            why = f"{len(own)} other checkpoints of this run have it, and resuming needs it: "
-            why += (
-                "the save, or the copy, did not end" if is_newest else "was it removed on purpose?"
-            )
-            kind = Kind.MISSING if is_newest else Kind.NOTE
-            yield place, Finding(kind, "trainer_state.json", why)
+            for step, (place, kin) in others.items():
+                if all(map(names.is_weights, kin.files)):
+                    yield place, _no_end(last, len(own), is_newest=step > max(own))
+
+
+def _no_end(last: str, others: int, *, is_newest: bool) -> Finding:
+    why = f"{others} other checkpoints of this run have it, and it is written behind the weights: "
+    why += "the save, or a copy of it, did not end" if is_newest else "was it removed on purpose?"
+    return Finding(Kind.MISSING if is_newest else Kind.NOTE, last, why)
 
 
 def _poorer(newest: Kin, other: Kin) -> Finding | None:
