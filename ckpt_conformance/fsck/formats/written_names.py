@@ -203,6 +203,9 @@ _CLASSES = {
     **{f"torch.optim.{name}": optimizer for name, optimizer in _OPTIMIZERS.items()},
     **{f"torch.nn.modules.{name}": modules for name, modules in _MODULES.items()},
     "torch.optim.swa_utils": "AveragedModel SWALR",
+    "collections": "ChainMap UserDict UserList",
+    "UserList": "UserList",  # in protocols 0 to 2, as the next one
+    "UserDict": "UserDict IterableUserDict",
     "torch.amp.grad_scaler": "GradScaler",
     "torch.cuda.amp.grad_scaler": "GradScaler",
     "numpy": "memmap matrix recarray record",
@@ -218,6 +221,7 @@ _MAKERS = {
     "pathlib": _PATHS,
     "pathlib._local": _PATHS,
     "functools": "partial",
+    "torch.torch_version": "TorchVersion",  # a text: torch.__version__
     "types": "SimpleNamespace",  # no instance of it is pickled without a call
     "random": "Random",
     "torch": "Generator",

@@ -163,7 +163,7 @@ def _accelerate(names: set[str], _: dict[str, Facts]) -> Iterator[RuleFinding]:
     for rank in _gaps(ranks):
         why = f"the generators of rank {rank}, and those of rank {max(ranks)} are here"
         yield RuleFinding(Kind.MISSING, f"random_states_{rank}.pkl", why)
-    for stem, ending in (("model", "safetensors"), ("optimizer", "bin"), ("scheduler", "bin")):
+    for stem, ending in _NUMBERED:
         numbers = _numbered(names, rf"{stem}(?:_(\d+))?\.{ending}")
         for number in _gaps(numbers):
             name = f"{stem}_{number}.{ending}" if number else f"{stem}.{ending}"
@@ -174,6 +174,12 @@ def _accelerate(names: set[str], _: dict[str, Facts]) -> Iterator[RuleFinding]:
         yield RuleFinding(Kind.MISSING, f"custom_checkpoint_{number}.pkl", why)
     if not any(_SHARDED.match(name) for name in names):
         yield from _prepared(names)
+
+
+_NUMBERED = (
+    *(("model", "safetensors"), ("pytorch_model", "bin")),
+    *(("optimizer", "bin"), ("scheduler", "bin")),
+)
 
 
 def _elsewhere(names: set[str]) -> str:
@@ -215,6 +221,9 @@ def _trainer(names: set[str], _: dict[str, Facts]) -> Iterator[RuleFinding]:
     for rank in _gaps(ranks):
         why = f"the generators of rank {rank}, and those of rank {max(ranks)} are here"
         yield RuleFinding(Kind.MISSING, f"rng_state_{rank}.pth", why)
+    if ranks == {0}:
+        why = "a process that saves alone writes rng_state.pth: there were more ranks than one"
+        yield RuleFinding(Kind.MISSING, "rng_state_1.pth", why)
     has_rng = bool(ranks) or "rng_state.pth" in names
     parts = {"optimizer.pt": sharded or "optimizer.pt" in names}
     parts |= {"scheduler.pt": sharded or "scheduler.pt" in names, "rng_state.pth": has_rng}

@@ -200,7 +200,7 @@ def _files(
     for name in candidate.files if len(candidate.files) <= _MOST_FILES else ():
         alike = name if step is None else _alike(name, step)
         counts = _counts(report.facts.get(name, NO_FACTS))
-        if alike and (counts or named(name) or _is_prepared(report.layout, name)):
+        if alike and (counts or named(name) or _PREPARED.fullmatch(name)):
             held = report.facts.get(name, NO_FACTS).held
             files[alike] = File(counts, held.mark if held else "", name in several)
     return files
@@ -247,7 +247,7 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
 def _begun(
     runs: Mapping[tuple[str, str], Mapping[int, tuple[int, Kin]]],
 ) -> Iterator[tuple[int, Finding]]:
-    """Find steps of a library's run that have weights alone, and nothing that tells the library.
+    """Find steps of a library's run that have the first files alone, and nothing that tells whose.
 
     The newest is one that was not written, or copied, to its end: also where only weights are saved
     the library writes another file behind them. From an older one the rest may have been taken.
@@ -258,7 +258,8 @@ def _begun(
             if layout != "files" or not own or not run.endswith(ending):
                 continue
             for step, (place, kin) in others.items():
-                if all(map(names.is_weights, kin.files)):
+                is_begun = _PREPARED.fullmatch if library == _ACCELERATE else names.is_weights
+                if all(map(is_begun, kin.files)):
                     yield place, _no_end(last, len(own), is_newest=step > max(own))
 
 
@@ -294,8 +295,8 @@ def _absent(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
         if len(lacks) != 1 or len(run) <= few or lacks[0] == 0:
             continue
         (at,) = lacks
-        if is_prepared and _is_weights(name) and any(map(_is_weights, run[at].files)):
-            continue  # in another format
+        if is_prepared and _is_weights(name) and _is_there_otherwise(run[at], name):
+            continue
         kind, why = _why_not_prepared(run) if is_prepared else _why_absent(run, at)
         found.append((at, Finding(kind, run[at].real(name), why)))
     return found
@@ -303,6 +304,17 @@ def _absent(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
 
 def _is_weights(name: str) -> bool:
     return name.startswith(("model", "pytorch_model"))
+
+
+def _is_there_otherwise(kin: Kin, name: str) -> bool:
+    """Whether a step has the weights of the same model in another format."""
+    return any(_is_weights(one) and _number_of(one) == _number_of(name) for one in kin.files)
+
+
+def _number_of(name: str) -> str:
+    """Return the number by which accelerate tells models apart; nothing for the first one."""
+    match = re.search(r"_(\d+)\.\w+$", name)
+    return match[1] if match else ""
 
 
 def _may_be_asked(kin: Kin, name: str) -> bool:

@@ -52,7 +52,8 @@ _LEFTOVER = re.compile(
     rf"^[._]?tmp[._-]|^[._]?(?:incomplete|unfinished|in[-_]?progress|writing|saving)[._-]|"
     rf"[._-](?:{_UNDER_WAY})$|\.(?:part|old|del|bak|swp|lock)$|[._-]tmp[._-]|~$|"
     # A hidden step: who writes one gives it its name at the end.
-    rf"^\.(?:global_?)?(?:step|iter(?:ation)?|epoch|checkpoint|ckpt)s?[-_=]?\d|"
+    rf"^[._](?:global_?)?(?:step|iter(?:ation)?|epoch|checkpoint|ckpt)s?[-_=]?\d|"
+    rf"^[._]?(?:trash|deleted|corrupt(?:ed)?|broken)[._-]|[._-](?:trash|corrupt(?:ed)?|broken)$|"
     r"\.orbax-checkpoint-tmp"
 )
 OF_A_STEP = re.compile(
