@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ckpt_conformance.fsck.judge.ages import Age, newest_first
 from ckpt_conformance.fsck.judge.gate import judge_newest
@@ -109,3 +111,85 @@ def test_what_nobody_knows_the_step_of_comes_after_what_has_one() -> None:
     ages = [Age(None, None, 9.0), Age(None, 1, 1.0), Age(None, 2, 0.0), Age(None, None, 10.0)]
     assert newest_first(ages) == [2, 1, 3, 0]
     assert newest_first([]) == []
+
+
+def whole_job(path: Path, epoch: int) -> None:
+    """Write a file with all that a run resumes from."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weight = torch.nn.Parameter(torch.full((3,), float(epoch)))
+    optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
+    state = {"epoch": epoch, "model": {"w": weight.detach()}, "optimizer": optimizer.state_dict()}
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("best.pt", "last.pt"),
+        ("model_best.pth.tar", "checkpoint.pth.tar"),
+        ("previous.pt", "current.pt"),
+        ("checkpoint.prev.pt", "checkpoint.pt"),
+        ("checkpoint_best.pt", "checkpoint_last.pt"),
+        ("e07.pt", "e08.pt"),
+        ("7epoch.pth", "8epoch.pth"),
+        ("checkpoint7.pt", "checkpoint8.pt"),
+    ],
+)
+def test_a_file_that_was_cut_does_not_take_the_other_one_with_it(
+    older: str, newer: str, tmp_path: Path
+) -> None:
+    whole_job(tmp_path / older, 7)
+    whole_job(tmp_path / newer, 8)
+    (tmp_path / older).touch()  # copied without times
+    found = judge(tmp_path).newest_whole
+    assert found is not None
+    assert found.path.name == newer
+    os.truncate(tmp_path / newer, (tmp_path / newer).stat().st_size // 2)
+    found = judge(tmp_path).newest_whole
+    assert found is not None
+    assert found.path.name == older
+
+
+def test_files_of_two_parts_are_grouped_by_their_words(tmp_path: Path) -> None:
+    for word in ("best", "last"):
+        torch.save({"w": torch.ones(2)}, tmp_path / f"{word}_model.pt")
+        torch.save({"state": {}, "param_groups": []}, tmp_path / f"{word}_optimizer.pt")
+    assert len(judge(tmp_path).reports) == 2
+
+
+@pytest.mark.parametrize(
+    "names", [("model.pt", "optimizer.pt"), ("model.pt", "optimizer_latest.pt")]
+)
+def test_parts_of_one_save_stay_together(names: tuple[str, str], tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / names[0])
+    torch.save({"state": {}, "param_groups": []}, tmp_path / names[1])
+    assert len(judge(tmp_path).reports) == 1
+
+
+@pytest.mark.parametrize("older", ["000100", "run-step-100", "llama-7b-step-100"])
+def test_the_name_of_a_folder_says_the_step_of_its_only_file(older: str, tmp_path: Path) -> None:
+    for name in (older, older.replace("1", "2", 1)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        torch.save({"w": torch.ones(2)}, folder / "model.pt")
+    (tmp_path / "runs" / older / "model.pt").touch()
+    found = judge(tmp_path / "runs").newest_whole
+    assert found is not None
+    assert found.path.parent.name == older.replace("1", "2", 1)
+
+
+def test_of_equal_steps_the_one_with_an_optimizer_is_newer(tmp_path: Path) -> None:
+    """The Trainer's example scripts leave the model and its state in the run's folder, too."""
+    told = json.dumps({"global_step": 6, "log_history": []})
+    for folder in (tmp_path / "run" / "checkpoint-6", tmp_path / "run"):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+        (folder / "trainer_state.json").write_text(told)
+    own = tmp_path / "run" / "checkpoint-6"
+    state = {"state": {0: {"step": torch.tensor(6.0)}}, "param_groups": [{"params": [0]}]}
+    torch.save(state, own / "optimizer.pt")
+    torch.save({"last_epoch": 6, "_step_count": 7}, own / "scheduler.pt")
+    torch.save({"cpu": torch.arange(4)}, own / "rng_state.pth")
+    found = judge(tmp_path / "run").newest_whole
+    assert found is not None
+    assert found.path == own

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.judge.roles import is_count
 from ckpt_conformance.fsck.layouts import step_names
+from ckpt_conformance.fsck.source.findings import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ COUNTERS = ("global_steps", "global_step", "iteration", "step")
 """Under which keys files of `torch.save` count their steps."""
 _EPOCH = "epoch"
 
-Key = tuple[bool, int, int, float]
+Key = tuple[bool, int, int, bool, float]
 
 
 class Age(NamedTuple):
@@ -26,12 +27,14 @@ class Age(NamedTuple):
         epoch: None where it is not known.
         step: None where it is not known.
         time: seconds since 1970 of the last change.
+        resumable: whether a file in it was seen to hold the state of an optimizer.
 
     """
 
     epoch: int | None
     step: int | None
     time: float
+    resumable: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -48,14 +51,20 @@ def age_of(name: str, said: int | None, facts: Iterable[Facts], time: float) -> 
     A step in the name decides. Where there is none, files in it may count steps and epochs.
     """
     epoch, step = step_names.moment_of(name)
-    if step is not None:
-        return Age(epoch, step, time)
     facts = list(facts)
+    resumable = has_optimizer(facts)
+    if step is not None:
+        return Age(epoch, step, time, resumable)
     inside = step_inside(facts)
     if inside is None and epoch is None:
         inside = said
     own = epoch if epoch is not None else _agreed(one.number(_EPOCH) for one in facts)
-    return Age(own, inside, time)
+    return Age(own, inside, time, resumable)
+
+
+def has_optimizer(facts: Iterable[Facts]) -> bool:
+    """Whether a file was seen to hold the state of an optimizer."""
+    return any(one.held is not None and Role.OPTIMIZER in one.held.roles for one in facts)
 
 
 def step_inside(facts: Iterable[Facts]) -> int | None:
@@ -79,10 +88,15 @@ def _key_of(ages: Sequence[Age]) -> Callable[[Age], Key]:
     """Return what to sort by: what nothing is known of comes last."""
     known = [one for one in ages if one.is_known]
     if all(one.epoch is not None for one in known):
-        return lambda one: (one.is_known, one.epoch or 0, _or_first(one.step), one.time)
+        return lambda one: (one.is_known, one.epoch or 0, _or_first(one.step), *_of_equals(one))
     if all(one.step is not None for one in known):
-        return lambda one: (one.is_known, one.step or 0, 0, one.time)
-    return lambda one: (one.is_known, 0, 0, one.time)
+        return lambda one: (one.is_known, one.step or 0, 0, *_of_equals(one))
+    return lambda one: (one.is_known, 0, 0, False, one.time)
+
+
+def _of_equals(one: Age) -> tuple[bool, float]:
+    """Of the same step what a run can resume from comes first, then what was changed last."""
+    return one.resumable and one.is_known, one.time
 
 
 def _or_first(step: int | None) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ckpt_conformance.fsck.judge.ages import Age, age_of
+from ckpt_conformance.fsck.judge.ages import Age, age_of, has_optimizer
 from ckpt_conformance.fsck.judge.examine import examine, folder_of, resolved
 from ckpt_conformance.fsck.judge.siblings import kin_of
 from ckpt_conformance.fsck.layouts import step_names
@@ -288,7 +288,7 @@ def unjudged(top: Where, found: Found, why: Unjudged, what: str) -> Judgement:
 def _age_of(said: int | None, name: str, report: Report, time: float) -> Age:
     """Return what orders a checkpoint; `said` is the step that a listing read in its name."""
     if said is not None and step_names.step_of(name) != said:
-        return Age(None, said, time)
+        return Age(None, said, time, has_optimizer(report.facts.values()))
     return age_of("" if said is None else name, report.step, report.facts.values(), time)
 
 

@@ -215,11 +215,16 @@ def result_of(plain: ResultJson) -> Result:
     return Result(plain["number"], part, judgement)
 
 
-def _age_of(first: int | bool | None, step: int | None, time: float) -> Age:  # noqa: FBT001
+def _age_of(
+    first: int | bool | None,  # noqa: FBT001
+    step: int | None,
+    time: float,
+    *more: bool,
+) -> Age:
     """Return what orders a checkpoint; older results say first whether a step is known."""
     if isinstance(first, bool):
         return Age(None, int(step or 0) if first else None, float(time))
-    return Age(_whole(first), _whole(step), float(time))
+    return Age(_whole(first), _whole(step), float(time), any(more))
 
 
 def _whole(number: int | None) -> int | None:

@@ -383,10 +383,15 @@ class Listing:
         is_run = len(alone) > 1 and self._is_run(before)
         if not is_run and alone:
             alone, others = [*alone, *others], []
+        step = None if is_run or groups else self._step_above(base)
         for group in layouts.sets(alone) if is_run else filter(None, [alone]):
-            yield from self._take(self._some(Sort.FILES, base, group, None, links))
+            yield from self._take(self._some(Sort.FILES, base, group, step, links))
         if others:  # no checkpoint, unless one of them runs code
             yield from self._take(self._some(Sort.FILES, base, others, None, links))
+
+    def _step_above(self, base: str) -> int | None:
+        """Return the step that a folder's own name says, for files whose names say none."""
+        return step_names.step_of_folder(self._folder.inner(base).root.resolve().name)
 
     def _some(
         self,

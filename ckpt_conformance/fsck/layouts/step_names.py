@@ -68,6 +68,12 @@ def moment_of(name: str) -> tuple[int | None, int | None]:
     return epoch, _last_of(_AT_END, plain) if (epoch, step) == (None, None) else step
 
 
+def step_of_folder(name: str) -> int | None:
+    """Return the step that the name of a folder says beyond doubt; None for a number of a run."""
+    steps = [_last_of(pattern, SHARD.sub("", name)) for pattern in _STEP]
+    return int(name) if re.fullmatch(r"\d{3,18}", name) else _first(steps)
+
+
 def step_of(name: str) -> int | None:
     """Return the step that a name says, or else the epoch; None where it says none."""
     epoch, step = moment_of(name)
