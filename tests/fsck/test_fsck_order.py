@@ -141,13 +141,9 @@ def test_a_file_that_was_cut_does_not_take_the_other_one_with_it(
     whole_job(tmp_path / older, 7)
     whole_job(tmp_path / newer, 8)
     (tmp_path / older).touch()  # copied without times
-    found = judge(tmp_path).newest_whole
-    assert found is not None
-    assert found.path.name == newer
+    assert newest(tmp_path) == newer
     os.truncate(tmp_path / newer, (tmp_path / newer).stat().st_size // 2)
-    found = judge(tmp_path).newest_whole
-    assert found is not None
-    assert found.path.name == older
+    assert newest(tmp_path) == older
 
 
 def test_files_of_two_parts_are_grouped_by_their_words(tmp_path: Path) -> None:
@@ -173,9 +169,9 @@ def test_the_name_of_a_folder_says_the_step_of_its_only_file(older: str, tmp_pat
         folder.mkdir(parents=True)
         torch.save({"w": torch.ones(2)}, folder / "model.pt")
     (tmp_path / "runs" / older / "model.pt").touch()
-    found = judge(tmp_path / "runs").newest_whole
-    assert found is not None
-    assert found.path.parent.name == older.replace("1", "2", 1)
+    whole = judge(tmp_path / "runs").newest_whole
+    assert whole is not None
+    assert whole.path.parent.name == older.replace("1", "2", 1)
 
 
 def test_of_equal_steps_the_one_with_an_optimizer_is_newer(tmp_path: Path) -> None:
@@ -190,6 +186,24 @@ def test_of_equal_steps_the_one_with_an_optimizer_is_newer(tmp_path: Path) -> No
     torch.save(state, own / "optimizer.pt")
     torch.save({"last_epoch": 6, "_step_count": 7}, own / "scheduler.pt")
     torch.save({"cpu": torch.arange(4)}, own / "rng_state.pth")
-    found = judge(tmp_path / "run").newest_whole
-    assert found is not None
-    assert found.path == own
+    assert newest(tmp_path / "run") == own.name
+
+
+@pytest.mark.parametrize(
+    "ending", ["chkpt", "ckp", "pyth", "t7", "th", "model", "weights", "state", "params"]
+)
+def test_rarer_endings_of_torch_are_looked_at(ending: str, tmp_path: Path) -> None:
+    write(tmp_path, f"checkpoint_epoch_00002.{ending}", f"checkpoint_epoch_00001.{ending}")
+    assert newest(tmp_path) == f"checkpoint_epoch_00002.{ending}"
+    write(tmp_path, "checkpoint_epoch_00000.pt")
+    assert newest(tmp_path) == f"checkpoint_epoch_00002.{ending}"
+
+
+def test_a_step_of_lerobot_is_one_checkpoint(tmp_path: Path) -> None:
+    for step in ("020000", "010000"):  # the older one is written last
+        folder = tmp_path / "checkpoints" / step
+        for name in ("pretrained_model/model", "training_state/optimizer_state"):
+            (folder / name).parent.mkdir(parents=True)
+            save_file({"w": torch.ones(2)}, folder / f"{name}.safetensors")
+    assert found(tmp_path) == ["checkpoints/020000", "checkpoints/010000"]
+    assert newest(tmp_path) == "checkpoints/020000"

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.source import Folder
 
 _TORCH = (".pt", ".pth", ".ckpt")
-_MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th")
+_MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th", ".chkpt", ".ckp", ".pyth", ".t7")
+_TORCH_BY_STEP = (".model", ".weights", ".state", ".params")  # others use these words, too
 _INDEX = re.compile(r".+\.(?:safetensors|bin)\.index(?:\.[^./]+)?\.json")  # with diffusers' variant
 _BY_NAME = (".safetensors", *_TORCH)
 _UNDER_WAY = r"tmp|temp|incomplete|partial|unfinished|in[-_]?progress|writing|saving"
@@ -66,6 +67,7 @@ _NAMED_AS_STEP = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d{1,18}")
+_OF_LEROBOT = {"pretrained_model", "training_state"}  # in `checkpoints/020000`
 _BATCHES = "batched"  # the folder in which torchsnapshot puts small tensors together
 _BATCHED = re.compile(rf"{_BATCHES}/[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
 _STEP_NAME = re.compile(r"(.*?)\d{1,18}")
@@ -263,7 +265,8 @@ def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> boo
     holds_steps = any(not (is_signed and written.is_sharded(name)) for name in steps)
     if is_by_names(names) or _DUMP.fullmatch(_name(folder, base)):
         return True
-    if _NUMBER.fullmatch(_name(folder, base)) and _holds_items(folder, base, inner):
+    is_number = _NUMBER.fullmatch(_name(folder, base)) is not None
+    if is_number and (_OF_LEROBOT & set(inner) or _holds_items(folder, base, inner)):
         return True
     if _BATCHES in inner and any(map(_is_batched, _below(folder, base, _BATCHES))):
         return True
@@ -404,7 +407,9 @@ def may_be_loose(name: str) -> bool:
 
 def _may_be_torch(name: str) -> bool:
     """Return whether a name is one that torch's files have, and others: its bytes tell."""
-    return _ends(name, *_MAYBE_TORCH) or _NAMED_AS_STEP.fullmatch(name) is not None
+    is_step = _NAMED_AS_STEP.fullmatch(name) is not None
+    is_of_step = _ends(name, *_TORCH_BY_STEP) and step_names.step_of(name) is not None
+    return _ends(name, *_MAYBE_TORCH) or is_step or is_of_step
 
 
 def _is_torch(name: str) -> bool:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-_ENDING = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors|json|distcp|pkl)$")
+_ENDING = re.compile(
+    r"\.(?:pt|pth|ckpt|bin|safetensors|json|distcp|pkl|th|chkpt|ckp|pyth|t7|model|weights|state|params)$"
+)
 SHARD = re.compile(
     r"(?:^|[._-])(?:rank|shard|part|mp|tp|pp|dp|ep|cp|world_size)[_-]?\d+|\d+[_-]of[_-]\d+"
 )
