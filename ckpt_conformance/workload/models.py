@@ -367,7 +367,8 @@ class WithLayouts(Plain):
         self.register_buffer("pixels", torch.rand(2, 3, 4, FEATURES).to(memory_format=images))
         self.register_buffer("voxels", torch.rand(2, 3, 2, 3, FEATURES).to(memory_format=volumes))
         self.register_buffer("row", torch.rand(FEATURES, 1).t())
-        self.register_buffer("entry", torch.rand(1, FEATURES)[:, 3])
+        entry = torch.empty_strided((1,), (FEATURES,)).copy_(torch.rand(1))  # and no view of more
+        self.register_buffer("entry", entry)
 
     def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to [B, 8]."""
