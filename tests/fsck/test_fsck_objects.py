@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 import unsafe_corpus as evil
 
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     Array = np.ndarray[Any, Any]
@@ -82,3 +84,28 @@ def test_an_array_without_objects_is_no_pickle(array: Array, tmp_path: Path) -> 
     (report,) = judge(tmp_path).reports
     assert report.state is State.WHOLE
     assert not [one for one in report.findings if one.what.startswith("a.npy")]
+
+
+def broken_name(data: bytes) -> bytes:
+    """Give the pickle another name where it lies than in the directory."""
+    return data.replace(b"data.pkl", b"data.pkX", 1)
+
+
+def broken_crc(data: bytes) -> bytes:
+    """Change a bit of the CRC that the directory has of the first member."""
+    at = data.index(b"PK\x01\x02") + 16
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("break_it", [broken_name, broken_crc])
+def test_damage_that_torch_does_not_see_hides_no_code(
+    break_it: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    """The loader of torch goes by the place of a record alone, and holds no CRC against it."""
+    marker, path = tmp_path / "marker", tmp_path / "model.pt"
+    evil.zipped(path, evil.pickles(marker)["reduce, protocol 2"])
+    path.write_bytes(break_it(path.read_bytes()))
+    assert judge(path).state is State.UNSAFE
+    with contextlib.suppress(Exception):  # what comes of it is no state
+        torch.load(path, weights_only=False)
+    assert marker.exists(), "torch runs none of it: the case says nothing"

@@ -70,9 +70,10 @@ def test_a_module_that_does_more_than_to_define_runs_whole(
     sys.modules.pop(name, None)
 
 
-def test_most_mutants_only_override_functions() -> None:
+def test_two_mutants_in_five_only_override_functions() -> None:
+    """Of these alone the checks that enter none of the functions need not run."""
     known = [overrides.overridden(each) for each in all_mutants().values()]
-    assert sum(one is not None for one in known) > len(known) // 2
+    assert sum(one is not None for one in known) > 0.4 * len(known)
     assert all(one for one in known if one is not None), "a mutant that changes nothing"
 
 

@@ -9,6 +9,7 @@ looked for in a text of that name. Nothing here says that a file is right.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import struct
 import tarfile
@@ -218,6 +219,7 @@ def _zipped(file: Readable, length: int, layer: _Layer) -> Iterator[Stream | Non
         return
 
 
+_LOCAL, _UTF8 = 30, 0x800  # bytes of a header beside the member, and a flag in it
 _RAW = (["data", "weights"], ["data", "constants"])  # of torch.export: any bytes may be there
 
 
@@ -226,7 +228,7 @@ def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, layer: _Layer)
     if parts[-2:-1] == ["data"] and parts[-1].isdecimal():
         return None  # a storage
     try:
-        with archive.open(member) as opened:
+        with _opened_by_place(archive, member) as opened:
             stream = _of_opened(opened, layer)
             is_raw = parts[-3:-1] in _RAW and stream is not None and stream.is_limit
             return None if is_raw and stream and not stream.asked.names else stream
@@ -236,6 +238,21 @@ def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, layer: _Layer)
         raise
     except (*UNREADABLE, Malformed):
         return None
+
+
+def _opened_by_place(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
+    """Open a member as torch does: whatever name it has where it lies, whatever its CRC says."""
+    place = archive.fp
+    if place is not None:
+        place.seek(member.header_offset)
+        head = place.read(_LOCAL)
+        name = place.read(int.from_bytes(head[26:28], "little"))
+        is_utf8 = bool(int.from_bytes(head[6:8], "little") & _UTF8)
+        member = copy.copy(member)
+        member.orig_filename = name.decode("utf-8" if is_utf8 else "cp437")
+    opened = archive.open(member)
+    vars(opened)["_expected_crc"] = None  # else the last bytes are not given
+    return opened
 
 
 def _up_to_the_fault(data: bytearray, opened: Unpacked | IO[bytes], most: int) -> bytes:

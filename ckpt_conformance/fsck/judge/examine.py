@@ -109,10 +109,9 @@ def examine(
         own = Report(candidate.path, candidate.layout, candidate.step)
         context, name = Context(folder, own, sizes), part.base + part.name
         works = _part(context, candidate, part)
-        if part.form in _TEXTS and any(
-            one.file == name and one.kind is Kind.DAMAGED for one in own.findings
-        ):
-            looks.look(context, name)  # a pickle under the name of something else
+        kinds = {one.kind for one in own.findings if one.file == name}
+        if part.form in _LOOKED_AT and Kind.DAMAGED in kinds and Kind.UNSAFE not in kinds:
+            looks.look(context, name)  # a pickle under another name, or one that a load reads first
         return own, works
 
     works: list[Work] = []
@@ -132,8 +131,12 @@ def examine(
     return report, works
 
 
-_TEXTS = (Format.SAFETENSORS, Format.INDEX, Format.JSON, Format.ORBAX, Format.SNAPSHOT)
-"""Formats in which no code is looked for, since none can be in what is read so."""
+_LOOKED_AT = (
+    *(Format.SAFETENSORS, Format.INDEX, Format.JSON, Format.ORBAX, Format.SNAPSHOT),
+    Format.TORCH,
+)
+"""Formats in which no code is looked for, since none can be in what is read so; and that of torch,
+whose loader runs a pickle before it sees the damage, or sees none."""
 
 _OF_ONE_FILE = {
     Format.SAFETENSORS: parts.safetensors_part,

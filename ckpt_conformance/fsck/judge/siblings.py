@@ -297,7 +297,7 @@ def _absent(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
         (at,) = lacks
         if is_prepared and _is_weights(name) and _is_there_otherwise(run[at], name):
             continue
-        kind, why = _why_not_prepared(run) if is_prepared else _why_absent(run, at)
+        kind, why = _why_not_prepared(run) if is_prepared else _why_absent(run, at, name)
         found.append((at, Finding(kind, run[at].real(name), why)))
     return found
 
@@ -327,11 +327,12 @@ def _why_not_prepared(run: Sequence[Kin]) -> tuple[Kind, str]:
     return Kind.MISSING, f"{others}, and accelerate saves all that was prepared, each time"
 
 
-def _why_absent(run: Sequence[Kin], at: int) -> tuple[Kind, str]:
+def _why_absent(run: Sequence[Kin], at: int, name: str) -> tuple[Kind, str]:
     """Judge a file that one step lacks: between others at equal distances, it was lost."""
     others = f"all {len(run) - 1} other steps of this run have it"
     if at == len(run) - 1:
-        return Kind.NOTE, f"{others}: a save that did not end, or weights only on purpose?"
+        on_purpose = "" if _is_weights(name) else ", or weights only on purpose"
+        return Kind.NOTE, f"{others}: a save that did not end{on_purpose}?"
     is_even = len({after.step - before.step for before, after in pairwise(run)}) == 1
     if not is_even:
         return Kind.NOTE, f"{others}: is that meant?"
