@@ -122,15 +122,15 @@ class ListsOnce(CheckpointManager):
 
     def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
         """Load what the first listing has."""
-        self.__dict__["listed"] = None
+        self.__dict__["first_listing"] = None
         return super().load(*given, **named)
 
     def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
         """List once."""
-        if self.__dict__.get("listed") is None:
-            self.__dict__["listed"] = super().candidates(*given, **named)
-        listed: list[CheckpointReference] = self.__dict__["listed"]
-        return listed
+        if self.__dict__.get("first_listing") is None:
+            self.__dict__["first_listing"] = super().candidates(*given, **named)
+        first: list[CheckpointReference] = self.__dict__["first_listing"]
+        return first
 
 
 @mutant(
