@@ -34,10 +34,11 @@ def test_the_newest_stay_after_each_of_more_than_a_hundred_saves(subject: Subjec
     collect the old one, took what newer steps still needed, and no short test came so far (C08).
     How: save 110 steps in one child, and copy the directory after each of the last eleven. In each
     copy the newest load by their numbers; at the end exactly they are there. Where no step can be
-    asked for, the newest loads. Twelve saves are the control.
+    asked for, the newest loads. Controls: twelve saves, and a save that has returned is there.
     """
     keep = subject.keepable(3)
     controls.require(retention.test_exactly_the_newest_stay, subject)
+    controls.require(smoke.test_a_save_that_returned_is_there, subject)
     fresh(subject)
     last = range(MANY - 10, MANY + 1)
     copies = {step: subject.scratch / f"after-{step}" for step in last}
@@ -88,13 +89,13 @@ def test_a_restart_with_another_number_keeps_that_many(subject: Subject) -> None
     Why: the number was stored beside the steps by the first run, and the one of a restart was read
     and not used: a disk filled up, or steps went that the user wanted to keep (C11).
     How: save five steps with four to keep; resume with two to keep, and with four again, each time
-    with as many saves more. Each time exactly the newest are there.
+    with two saves more. Each time exactly the newest are there.
     """
     few, many = subject.keepable(2), subject.keepable(4)
     if few == many:
         raise NotApplicable(f"it keeps {few} checkpoints, as declared, and no other number")
     saves = range(1, 1)
-    for keep, until in ((many, 5), (few, 8), (many, 12)):
+    for keep, until in ((many, 5), (few, 7), (many, 9)):
         new = tuple(range(len(saves) + 1, until + 1))
         saves = range(1, until + 1)
         saved = rotating(subject, until, new, keep, resume=len(new) < until)

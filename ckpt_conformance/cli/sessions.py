@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.plugin.plan import CheckItem
     from ckpt_conformance.work.items import Plan
 
+_REASONS = 5  # why results of a cache are not taken, the most frequent ones
 NOT_ASKED = (
     "server",
     "out",
@@ -147,10 +148,18 @@ def run(
     session = session_of(gather(writer.lines))
     if session.cached:
         terminal.say(f"{terminal.count(session.cached, 'result')} from the cache", error=True)
+    _say_unused(work.cache)
     if unreached := sum(map(len, session.unreached.values())):
         what = "that enter nothing of what the mutant changes"
         terminal.say(f"{terminal.count(unreached, 'check')} {what}: as without it", error=True)
     return session
+
+
+def _say_unused(cache: Cache | None) -> None:
+    """Say which results of the cache were not taken, and what is another one since."""
+    for why, number in cache.unused.most_common(_REASONS) if cache else ():
+        found = f"{terminal.count(number, 'result')} in the cache, and not taken"
+        terminal.say(f"{found}: since then {why} has changed", error=True)
 
 
 def _say_not_kept(reasons: Mapping[str, str]) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -48,10 +49,14 @@ def key_of(inputs: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of results; `is_read_only` where none can be added."""
+    """A folder of results; `is_read_only` where none can be added.
+
+    `unused` counts results that were found and not taken, by what is another one now.
+    """
 
     folder: Path
     is_read_only: bool = False
+    unused: Counter[str] = field(default_factory=Counter[str], compare=False)
 
     @classmethod
     def open(cls, folder: Path) -> Cache:
@@ -89,8 +94,12 @@ class Cache:
             return None
         content = bytes(entry.content)
         is_whole = entry.schema == SCHEMA and entry.digest == _digest(content, entry.opened)
-        is_right = is_whole and key_of(entry.inputs) == key
-        return content if is_right and openings.is_as_it_was(entry.opened) else None
+        if not is_whole or key_of(entry.inputs) != key:
+            return None
+        if why := openings.changed(entry.opened):
+            self.unused[why] += 1
+            return None
+        return content
 
     def put(
         self, inputs: Mapping[str, Any], content: bytes, opened: Mapping[str, str] | None = None

@@ -59,8 +59,16 @@ def digest(kind: str, name: str) -> str:
 
 def is_as_it_was(opened: Mapping[str, str]) -> bool:
     """Return whether all that a result depends on is the same now."""
-    parts = ((*one.partition(" "), was) for one, was in opened.items())
-    return all(kind in _DIGESTS and digest(kind, name) == was for kind, _, name, was in parts)
+    return changed(opened) is None
+
+
+def changed(opened: Mapping[str, str]) -> str | None:
+    """Say what is another one now of what a result depends on; None where nothing is."""
+    for one, was in opened.items():
+        kind, _, name = one.partition(" ")
+        if kind not in _DIGESTS or digest(kind, name) != was:
+            return _WORDS.get(kind, "{}").format(name)
+    return None
 
 
 def _of_variable(name: str) -> str:
@@ -151,6 +159,17 @@ def _hash(data: bytes = b"") -> hashlib.blake2b:
     return hashlib.blake2b(data, digest_size=16)
 
 
+_WORDS = {
+    "file": "the file {}",
+    "folder": "the names in the folder {}",
+    "modules": "what can be imported from {}",
+    "exists": "whether there is {}",
+    "link": "where the link {} leads",
+    "variable": "the environment variable {}",
+    "variables": "which environment variables there are (the code reads all of them)",
+    "places": "where the code lies",
+}
+"""What each kind is for a reader, who asks why a result was not taken."""
 _read: dict[str, tuple[tuple[int, ...], str]] = {}  # of files: when they were read, and the digest
 _DIGESTS: dict[str, Callable[[str], str]] = {
     "file": _of_file,

@@ -131,6 +131,7 @@ def test_what_a_run_has_opened_is_held_against_what_is_there(
     breaks(project)
     status, err = project.run()
     assert (status, "from the cache" in err) == (1, False)
+    assert "2 results in the cache, and not taken: since then " in err
 
 
 def test_a_result_of_a_run_that_starts_a_program_is_not_kept(project: Project) -> None:

@@ -125,6 +125,20 @@ def test_an_unknown_kind_is_never_the_same() -> None:
     assert not openings.is_as_it_was({"weather fair": "1"})
 
 
+def test_what_has_changed_is_said_in_words(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUN_ID", "1")
+    (project / "a.json").write_text("{}")
+    cache = Cache.open(project / "cache")
+    cache.put(INPUTS, b"{}", openings.noted([("variable", "RUN_ID")]))
+    assert cache.get(key_of(INPUTS)) == b"{}"
+    monkeypatch.setenv("RUN_ID", "2")
+    assert cache.get(key_of(INPUTS)) is None
+    assert cache.unused == {"the environment variable RUN_ID": 1}
+    noted = openings.noted([("file", str(project / "a.json"))])
+    (project / "a.json").write_text("[]")
+    assert openings.changed(noted) == "the file ./a.json"
+
+
 def test_the_working_directory_itself_is_written_so(project: Path) -> None:
     assert openings.key("folder", str(project)) == "folder ."
     assert openings.digest("folder", ".") == openings.digest("folder", str(project))
