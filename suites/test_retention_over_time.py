@@ -6,11 +6,12 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import Capability
-from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
+from ckpt_conformance.contract.verdicts import NotApplicable, Violation
 from ckpt_conformance.harness.messages import CopyOut, Options, Run, RunResult, whole
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_retention as retention
 from ckpt_conformance.suites.controls import test_smoke as smoke
 from ckpt_conformance.suites.controls.test_retention import ASK, fresh, left, rotating
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import AnyOp
     from ckpt_conformance.subject.subject import Subject
 
+UNTIL = (5, 7, 9)  # the last step that each of three children saves
 MANY = 110  # saves of one process: beyond what begins anew at each hundredth
 
 
@@ -89,20 +91,31 @@ def test_a_restart_with_another_number_keeps_that_many(subject: Subject) -> None
     Why: the number was stored beside the steps by the first run, and the one of a restart was read
     and not used: a disk filled up, or steps went that the user wanted to keep (C11).
     How: save five steps with four to keep; resume with two to keep, and with four again, each time
-    with two saves more. Each time exactly the newest are there.
+    with two saves more. Each time exactly the newest are there. The control keeps four throughout.
     """
     few, many = subject.keepable(2), subject.keepable(4)
     if few == many:
         raise NotApplicable(f"it keeps {few} checkpoints, as declared, and no other number")
-    saves = range(1, 1)
-    for keep, until in ((many, 5), (few, 7), (many, 9)):
-        new = tuple(range(len(saves) + 1, until + 1))
-        saves = range(1, until + 1)
-        saved = rotating(subject, until, new, keep, resume=len(new) < until)
-        steps = left(subject, saved)
-        if smoke.are_newest(saved, steps, saves, keep):
-            continue
-        if keep == many and until == len(new):
-            raise control_failed(f"of {until} saves steps {steps} stay", "CKC-RETN-002")
+    wrong = _not_the_newest(subject, (many, few, many))
+    if wrong and _not_the_newest(subject, (many, many, many)):
+        reason = f"with {many} to keep all the time the newest are not there, either"
+        about = bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken
+        raise controls.blame(subject, reason, retention.test_exactly_the_newest_stay, about)
+    if wrong:
+        keep = wrong.pop("to keep")
         message = f"after a restart with {keep} to keep not the newest {keep} are there"
-        raise Violation(message, evidence={"steps": steps, "saved": list(saves)})
+        raise Violation(message, evidence=wrong)
+
+
+def _not_the_newest(subject: Subject, numbers: tuple[int, int, int]) -> dict[str, object]:
+    """Save in three children, each with a number to keep; say where not the newest are there."""
+    fresh(subject)
+    done = 0
+    for keep, until in zip(numbers, UNTIL, strict=True):
+        new = tuple(range(done + 1, until + 1))
+        saved = rotating(subject, until, new, keep, resume=done > 0)
+        steps = left(subject, saved)
+        if not smoke.are_newest(saved, steps, range(1, until + 1), keep):
+            return {"to keep": keep, "steps": steps, "saved": until}
+        done = until
+    return {}
