@@ -572,6 +572,7 @@ def test_a_live_job_that_rolls_back_has_nothing_of_what_came_after(subject: Subj
     what was saved. Where no step can be asked for only step 2 is saved. Who refuses to load it into
     such a job has said so.
     """
+    resumption.needs_mid_epoch(subject)
     resumption.arrive(subject, "phases")
     subject.reset()
     back, named = SAVES[0], Capability.EXPLICIT_STEP in subject.info.capabilities
