@@ -40,6 +40,7 @@ def test_the_newest_stay_after_each_of_more_than_a_hundred_saves(subject: Subjec
     """
     keep = subject.keepable(3)
     controls.require(retention.test_exactly_the_newest_stay, subject)
+    fresh(subject)
     controls.require(smoke.test_a_save_that_returned_is_there, subject)
     fresh(subject)
     last = range(MANY - 10, MANY + 1)

@@ -231,6 +231,7 @@ def test_a_change_that_no_comparison_of_values_sees_is_saved(subject: Subject) -
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
     controls.require(test_buffers_are_the_saved_ones, subject)
+    controls.require(test_frozen_parameters_are_the_saved_ones, subject)
     resumption.arrive(subject, "slight", owner=True)
     message = "a tensor is as it was at the save before"
     resumption.identity(subject, "model", message, SLIGHT.__contains__, "slight")
@@ -248,6 +249,7 @@ def test_dtypes_that_few_formats_know_come_back_or_are_refused(subject: Subject)
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
     controls.require(test_buffers_are_the_saved_ones, subject)
+    controls.require(test_frozen_parameters_are_the_saved_ones, subject)
     _comes_back_or_is_refused(subject, "eighths", "a float of 8 bits, of a rare dtype,")
     _comes_back_or_is_refused(subject, "unsigned", "an unsigned integer of 16, 32 or 64 bits")
 
