@@ -388,13 +388,13 @@ def _require_load(subject: Subject, saved: ProcessResult, steps: Sequence[int], 
             continue
         evidence = subject.evidence(load, states[step], left=list(steps))
         controls.require(explicit.test_an_explicit_step_is_served_whole, subject)
-        if not _loads_where_all_stay(subject, step, saves):
+        if not loads_where_all_stay(subject, step, saves):
             continue  # what is wrong with this step is no matter of rotation
         message = f"rotation leaves step {step}, and it does not load"
         raise Violation(message, evidence=evidence)
 
 
-def _loads_where_all_stay(subject: Subject, step: int, saves: int) -> bool:
+def loads_where_all_stay(subject: Subject, step: int, saves: int) -> bool:
     """Return whether a step comes back as it was saved where nothing is deleted."""
     fresh(subject)
     saved = subject.run(saves + 1, tuple(range(1, saves + 1)), watch=True, then=[Close()])
