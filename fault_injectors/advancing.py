@@ -329,10 +329,10 @@ class Advancer:
     def _of_an_outage(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
         """Yield each error of an outage, from the first write on."""
         for error in OF_AN_OUTAGE:
-            usual = CallFault(error=error, persistent=True)
             calls = [call for call in faults.Fault(error=error).among(log) if not call.elsewhere]
-            for call in [call for call in calls if call.what in WRITING][:1]:
-                yield PlannedTrial(error, structs.replace(usual, at=call.call))
+            writes = [call for call in calls if call.what in WRITING]
+            for call in (writes or calls)[:1]:  # who maps its files makes no write
+                yield PlannedTrial(error, CallFault(error=error, at=call.call, persistent=True))
 
     def countable(self, kind: str, log: Sequence[SeenCall]) -> list[SeenCall]:
         """Return the calls of a control that a fault of a kind counts, in their order."""

@@ -19,7 +19,7 @@ FREE = (3, 4)  # f_bfree and f_bavail, in the order of that tuple
 
 
 class NoRoom(Injector):
-    """Leaves no block free, in any answer about a place in the directory, or above it."""
+    """Leaves no block free, in any answer."""
 
     name = "no-room"
 

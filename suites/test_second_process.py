@@ -425,10 +425,15 @@ def test_processes_with_one_number_keep_each_others_steps(subject: Subject) -> N
     one number to both. Each step must load as it does after the same saves of processes with
     numbers of their own, which are the control.
     """
-    wanted, found = (_by_two(subject, faults) for faults in ((), (SAME_NUMBER,)))
+    wanted, _ = _by_two(subject, ())
+    found, acknowledged = _by_two(subject, (SAME_NUMBER,))
     if not any(step for step, _ in map(oracle.arrival, wanted.values())):
         raise smoke.trouble(subject, wanted[max(wanted)])
+    if not acknowledged:
+        raise control_failed("with one process id for both no save returns")
     for step, control in wanted.items():
+        if step not in acknowledged:
+            continue  # who refuses has said so
         (arrived, state), (here, served) = oracle.arrival(control), oracle.arrival(found[step])
         if arrived != step or (here == step and oracle.same(served, state, subject.holds)):
             continue
@@ -470,32 +475,39 @@ def _over_by_two(subject: Subject, faults: tuple[Fault, ...]) -> tuple[Outcome, 
     legal = subject.legal(golden, OLDER)
     trees.clear(subject.root)
     save = Run(until=OLDER, save_at=(OLDER,), faults=faults)
-    subject.execute(save, Close())
+    saved = subject.execute(save, Close())
+    if not saved.went_well:
+        raise control_failed(f"the first save: {subject.tell(saved)}")
     dying = (*faults, system_call.kill_among(NAMING, 1))
     again = Run(until=OLDER, save_at=(OLDER,), faults=dying, fault_step=OLDER)
     killed = subject.execute(again, seed=OTHER_SEED)
     if is_unsupervised(killed):
         raise why_not(subject, killed)
     if killed.exit_kind is not ExitKind.KILLED:
+        if not killed.went_well:
+            raise control_failed(f"the save over it, which is to be killed: {subject.tell(killed)}")
         raise NotApplicable("a save over a step renames and links nothing")
     result = subject.resume()
     outcome = subject.classify(result, legal, newest=OLDER, acknowledged=(OLDER,))
     return outcome, result
 
 
-def _by_two(subject: Subject, faults: tuple[Fault, ...]) -> dict[int, ProcessResult]:
-    """Save four steps by two processes, one after the other; return a load of each."""
+def _by_two(
+    subject: Subject, faults: tuple[Fault, ...]
+) -> tuple[dict[int, ProcessResult], set[int]]:
+    """Save four steps by two processes in turn; return a load of each, and whose save returned."""
     trees.clear(subject.root)
+    acknowledged: set[int] = set()
     for resume, saves in ((False, (2, 4)), (True, (6, 8))):
         run = Run(until=max(saves), save_at=saves, resume=resume, faults=faults)
-        subject.execute(run, Close())
+        acknowledged |= set(subject.execute(run, Close()).steps_of("acknowledged"))
     named = Capability.EXPLICIT_STEP in subject.info.capabilities
     after = subject.scratch / f"saved-{len(faults)}"
     trees.copy(subject.root, after)
     cases = {step: Case(after, step=step) for step in (2, 4, 6)} if named else {}
     cases[8] = Case(after)
     loads = resume_each(subject, list(cases.values()), lambda one: oracle.step_of(one) is not None)
-    return dict(zip(cases, loads, strict=True))
+    return dict(zip(cases, loads, strict=True)), acknowledged
 
 
 @check("CKC-SIDE-014")

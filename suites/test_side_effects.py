@@ -26,6 +26,7 @@ from ckpt_conformance.harness.messages import (
     Close,
     CloseResult,
     EndSaves,
+    ExitKind,
     Fresh,
     LeavesResult,
     Load,
@@ -45,7 +46,13 @@ from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
-from ckpt_conformance.suites.background_saves import begun_by, error_of, require_held
+from ckpt_conformance.suites.background_saves import (
+    DEADLINE,
+    begun_by,
+    error_of,
+    require_held,
+    without_faults,
+)
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_explicit_step as explicit_step
 from ckpt_conformance.suites.controls import test_sigkill_truncation as kills
@@ -179,6 +186,7 @@ def test_a_save_after_one_that_was_interrupted_saves_or_raises(subject: Subject)
     under way stayed, and every later save said so in the log, and returned (O03).
     How: raise KeyboardInterrupt as the save of step 4 collects its state, and at one of the calls
     by which it writes; then save step 4 once more. If that returns, a new process must get step 4.
+    It has to end: the control makes both saves without the interrupt.
     """
     subject.need(shape="manager")
     legal = subject.legal(subject.golden())
@@ -195,7 +203,12 @@ def _saves_again(subject: Subject, hit: Fault, legal: Mapping[int, Leaves]) -> b
     """Interrupt a save, save once more, load; return whether the first one was interrupted."""
     subject.reset()
     twice = (Save(faults=(hit,), go_on=True), Save(go_on=True), Close(go_on=True))
-    saving = subject.execute(Run(until=2, save_at=(2,)), Train(n=2), *twice)
+    ops = (Run(until=2, save_at=(2,)), Train(n=2), *twice)
+    saving = subject.execute(*ops, deadline=DEADLINE)
+    if saving.exit_kind is ExitKind.HANG:
+        without_faults(subject, saving)
+        message = "a save after one that Ctrl-C ended does not end"
+        raise Violation(message, evidence=subject.evidence(saving))
     saves = saving.all_of(SaveResult)
     if not saving.has_fired or len(saves) != 2:  # noqa: PLR2004  both
         return False
@@ -648,13 +661,16 @@ def test_a_failed_save_of_another_manager_is_its_own(subject: Subject) -> None:
     fail = undisturbed.probe("failing_neighbour", other=str(other))
     run = (Run(until=2, save_at=(2,)), Train(n=2), fail)
     saving = subject.execute(*run, Save(go_on=True), Close(go_on=True))
-    if not saving.reached(CloseResult) or not saving.of(ProbeResult).value:
+    if not saving.reached(ProbeResult) or saving.of(ProbeResult).error:
+        raise control_failed(f"another manager is not opened: {subject.tell(saving)}")
+    if not (told := saving.of(ProbeResult).value):
         raise NotApplicable("a save of another manager, while no file may grow, does not fail")
-    error = saving.of(SaveResult).error or saving.of(CloseResult).error
     message = "after a failed save of another manager this one does not save"
-    if error:
-        told = {"the other one": saving.of(ProbeResult).value, "this one": error.message}
-        raise Violation(message, evidence=subject.evidence(saving, **told))
+    is_ended = saving.exit_kind is ExitKind.ENDED and saving.reached(CloseResult)
+    error = is_ended and (saving.of(SaveResult).error or saving.of(CloseResult).error)
+    if error or not is_ended:
+        given = {"the other one": told, "this one": error.message if error else "does not end"}
+        raise Violation(message, evidence=subject.evidence(saving, **given))
     subject.judge(subject.resume(), legal, {Outcome.NEW}, message, newest=4, acknowledged=(2, 4))
 
 

@@ -188,8 +188,8 @@ def test_an_optimizer_whose_groups_do_not_fit_is_never_cold_in_silence(subject: 
     Why: torch refuses other groups; who catches that goes on with trained weights and moments of
     nobody, and nothing is said (J06).
     How: save an optimizer of two groups, and load it into one that has the same parameters, in the
-    same order, in one group. Right is a refusal, a line that speaks of an optimizer or of groups,
-    and the state of each parameter as it was saved.
+    same order, in one group. Right is a refusal, a line that speaks of an optimizer, and the state
+    of each parameter as it was saved.
     """
     subject.need(holds=["optimizer"])
     golden = subject.golden()
@@ -198,8 +198,7 @@ def test_an_optimizer_whose_groups_do_not_fit_is_never_cold_in_silence(subject: 
         raise Unknown("the state of the optimizer has no moment of a parameter")
     subject.materialize(golden)
     result = subject.resume(variant="regrouped")
-    said = result.output.lower()
-    if _refused(result) or "optimizer" in said or "group" in said:
+    if _refused(result) or "optimizer" in result.output.lower():
         return
     arrived = _moments(oracle.arrival(result)[1])
     if lost := sorted(path for path, bits in wanted.items() if arrived.get(path) != bits):

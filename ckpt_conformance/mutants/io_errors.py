@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import shutil
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -264,6 +265,32 @@ class StaysBusy(CheckpointManager):
             self.is_busy = False
             raise
         self.is_busy = False
+        return path
+
+
+@mutant(
+    "O03-held",
+    url="sml2h3/dddd_trainer#36",
+    change="the lock of a save that Ctrl-C ended is never released: the next one waits for ever",
+    violates={"CKC-SIDE-017"},
+)
+class KeepsTheLock(CheckpointManager):
+    """Releases where a save returns, and where an Exception comes."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401
+        """Make the lock."""
+        super().__init__(*given, **named)
+        self.lock = threading.Lock()
+
+    def save_parts(self, step: int, parts: Any) -> Path:  # noqa: ANN401
+        """Save alone."""
+        self.lock.acquire()
+        try:
+            path = super().save_parts(step, parts)
+        except Exception:
+            self.lock.release()
+            raise
+        self.lock.release()
         return path
 
 

@@ -68,6 +68,8 @@ class ByEqual(WritesChanges):
 class ByEqualInTheBackground(ByEqual):
     """A save in the foreground writes all."""
 
+    in_background = False
+
     def save_async(self, step: int, **parts: Any) -> Any:  # noqa: ANN401
         """Capture here by comparison."""
         self.in_background = True
@@ -75,8 +77,6 @@ class ByEqualInTheBackground(ByEqual):
             return super().save_async(step, **parts)
         finally:
             self.in_background = False
-
-    in_background = False
 
     def may_be_same(self, old: torch.Tensor, now: torch.Tensor) -> bool:
         """Compare in the background only."""
@@ -115,11 +115,9 @@ class ByItsEnds(WritesChanges):
 
     def is_same(self, before: torch.Tensor, now: torch.Tensor) -> bool:
         """By bytes, at both ends."""
-        return all(
-            torch.equal(one[: self.END], other[: self.END])
-            and torch.equal(one[-self.END :], other[-self.END :])
-            for one, other in [(bytes_of(before), bytes_of(now))]
-        )
+        old, new = bytes_of(before), bytes_of(now)
+        is_head = torch.equal(old[: self.END], new[: self.END])
+        return is_head and torch.equal(old[-self.END :], new[-self.END :])
 
 
 @mutant(
@@ -207,7 +205,8 @@ class ByAddress(CheckpointManager):
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor in their order, uint8 of shape [n]."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    flat = tensor.detach().flatten().clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def digest_of(tensors: Mapping[object, torch.Tensor]) -> str:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint, identity
-from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.contract.verdicts import (
+    NotApplicable,
+    Outcome,
+    Unknown,
+    Violation,
+    control_failed,
+)
 from ckpt_conformance.fault_injectors import (
     counting,
     injected_save,
@@ -288,6 +294,8 @@ def test_a_shorter_save_after_a_kill_has_nothing_of_the_dead_one(subject: Subjec
         if is_unsupervised(killed):
             raise why_not(subject, killed)
         if not killed.has_fired:
+            if not killed.went_well:
+                raise control_failed(f"the longer save, not killed: {subject.tell(killed)}")
             if at == NAMED[0]:
                 raise NotApplicable("a save renames and links nothing")
             return

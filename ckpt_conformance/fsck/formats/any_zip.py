@@ -185,11 +185,13 @@ def has_plain_dtype(header: bytes) -> bool:
     as escapes of Python. So what is not known is not believed; nor is a literal that is longer than
     numpy writes.
     """
+    if len(header) > MOST_HEADER:
+        return False
     try:
         values: object = ast.literal_eval(header.decode("latin-1").strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
-    return len(header) <= MOST_HEADER and is_dict(values) and _is_plain(values.get("descr"))
+    return is_dict(values) and _is_plain(values.get("descr"))
 
 
 def _is_plain(descr: object) -> bool:

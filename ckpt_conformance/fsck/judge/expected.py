@@ -46,6 +46,11 @@ _SIGNS = re.compile(
     r"training_args\.bin|(?:optimizer|scheduler)\.pt|.*_(?:optim|model)_states\.pt|"
     r"(?:model|optim|extra_state)_world_size_\d+_rank_\d+\.pt"
 )
+_NUMBERED = (
+    *(("model", "safetensors"), ("pytorch_model", "bin")),
+    *(("optimizer", "bin"), ("scheduler", "bin")),
+)
+"""What accelerate numbers, of each sort the first without a number."""
 _OF_DEEPSPEED = re.compile(r"[^/]*_(?:optim|model)_states\.pt")  # inside of others' folders, too
 _CONFIG, _ADAPTER_CONFIG = "config.json", "adapter_config.json"
 # Neither JSON nor a format of tensors, so nobody else reads them.
@@ -174,12 +179,6 @@ def _accelerate(names: set[str], _: dict[str, Facts]) -> Iterator[RuleFinding]:
         yield RuleFinding(Kind.MISSING, f"custom_checkpoint_{number}.pkl", why)
     if not any(_SHARDED.match(name) for name in names):
         yield from _prepared(names)
-
-
-_NUMBERED = (
-    *(("model", "safetensors"), ("pytorch_model", "bin")),
-    *(("optimizer", "bin"), ("scheduler", "bin")),
-)
 
 
 def _elsewhere(names: set[str]) -> str:

@@ -16,11 +16,12 @@ from ckpt_conformance.fsck.source.sums import Sums, Work, unreadable
 from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckpt_conformance.fsck.formats.safetensors_file import Stored
     from ckpt_conformance.fsck.judge.context import Context
     from ckpt_conformance.fsck.layouts.layouts import Candidate
+    from ckpt_conformance.fsck.source.source import Readable
 
 _INDEX = ".safetensors.index.json"
 _MOST = 64 << 20  # bytes of an index
@@ -45,8 +46,7 @@ def _judge(context: Context, index: str, single: str) -> list[Work]:
         shards = dict(_sharded(context, index))
     except (OSError, Malformed):
         return []  # each file that cannot be read has its own finding
-    if _kinds(own) != _kinds({name: one for name, (_, one) in shards.items()}):
-        odd = sorted(_kinds(own) ^ _kinds({name: one for name, (_, one) in shards.items()}))
+    if odd := sorted(_kinds(own.values()) ^ _kinds(one for _, one in shards.values())):
         what = f"{_LOADED}, which hold other tensors: {clip(odd[0][0])}"
         context.report.say(Kind.DAMAGED, single, what)
         return []
@@ -54,8 +54,12 @@ def _judge(context: Context, index: str, single: str) -> list[Work]:
         what = f"{_LOADED}; whether both hold the same was not read"
         context.report.say(Kind.NOTE, single, what)
         return []
-    size = 2 * sum(one.end - one.start for one in own.values())
-    return [Work(size, partial(_compare, context, single, own, shards))]
+    works: list[Work] = []
+    for file in dict.fromkeys(file for file, _ in shards.values()):
+        pairs = [(own[name], other) for name, (of, other) in shards.items() if of == file]
+        size = 2 * sum(one.end - one.start for one, _ in pairs)
+        works.append(Work(size, partial(_compare, context, single, file, pairs)))
+    return works
 
 
 def _stored(context: Context, name: str) -> list[Stored]:
@@ -72,33 +76,29 @@ def _sharded(context: Context, index: str) -> Iterator[tuple[str, tuple[str, Sto
                 yield one.name, (base + file, one)
 
 
-def _kinds(tensors: dict[str, Stored]) -> set[tuple[str, str, tuple[int, ...]]]:
-    return {(one.name, one.dtype, one.shape) for one in tensors.values()}
+def _kinds(tensors: Iterable[Stored]) -> set[tuple[str, str, tuple[int, ...]]]:
+    return {(one.name, one.dtype, one.shape) for one in tensors}
 
 
 def _compare(
-    context: Context,
-    single: str,
-    own: dict[str, Stored],
-    shards: dict[str, tuple[str, Stored]],
-    _: memoryview,
+    context: Context, single: str, file: str, pairs: Sequence[tuple[Stored, Stored]], _: memoryview
 ) -> Sums:
-    """Compare tensors until one differs."""
-    for name, one in own.items():
-        file, other = shards[name]
-        try:
-            if not _is_same(context, single, one, file, other):
-                what = f"{_LOADED}, and {clip(name)} differs from {file}: of an older save?"
-                return Sums([Finding(Kind.DAMAGED, single, what, (name,), one.start, one.end)])
-        except (OSError, Malformed) as error:
-            return Sums([unreadable(file, error)])
+    """Compare the tensors of one shard, until one differs."""
+    try:
+        with context.folder.open(single) as mine, context.folder.open(file) as its:
+            for one, other in pairs:
+                if not _is_same(mine, one, its, other):
+                    what = f"{_LOADED}, and {clip(one.name)} differs from {file}: of an older save?"
+                    found = Finding(Kind.DAMAGED, single, what, (one.name,), one.start, one.end)
+                    return Sums([found])
+    except (OSError, Malformed) as error:
+        return Sums([unreadable(file, error)])
     return Sums()
 
 
-def _is_same(context: Context, single: str, one: Stored, file: str, other: Stored) -> bool:
-    with context.folder.open(single) as mine, context.folder.open(file) as its:
-        for at in range(0, one.end - one.start, _PIECE):
-            length = min(_PIECE, one.end - one.start - at)
-            if exactly(mine, one.start + at, length) != exactly(its, other.start + at, length):
-                return False
+def _is_same(mine: Readable, one: Stored, its: Readable, other: Stored) -> bool:
+    for at in range(0, one.end - one.start, _PIECE):
+        length = min(_PIECE, one.end - one.start - at)
+        if exactly(mine, one.start + at, length) != exactly(its, other.start + at, length):
+            return False
     return True
