@@ -28,7 +28,7 @@ from ckpt_conformance.cli.options import (
     Where,
 )
 from ckpt_conformance.cli.options import Part as PartOfRun
-from ckpt_conformance.cli.sessions import work_of
+from ckpt_conformance.cli.sessions import say_unused, work_of
 from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
@@ -270,6 +270,7 @@ def _explore(order: Order, work: Work, recording: Path | None) -> int:
     if run.part and run.part.found:
         for why, many in sorted(run.part.found.not_kept.items()):
             terminal.say(f"batches of states not kept: {many}: {why}", error=True)
+    say_unused(work.cache)
     if run.part and not run.part.is_whole:
         return explorations.say_part(run, run.part, work.results or order.out)
     status = run.finish(about)

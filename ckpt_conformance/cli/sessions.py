@@ -148,14 +148,14 @@ def run(
     session = session_of(gather(writer.lines))
     if session.cached:
         terminal.say(f"{terminal.count(session.cached, 'result')} from the cache", error=True)
-    _say_unused(work.cache)
+    say_unused(work.cache)
     if unreached := sum(map(len, session.unreached.values())):
         what = "that enter nothing of what the mutant changes"
         terminal.say(f"{terminal.count(unreached, 'check')} {what}: as without it", error=True)
     return session
 
 
-def _say_unused(cache: Cache | None) -> None:
+def say_unused(cache: Cache | None) -> None:
     """Say which results of the cache were not taken, and what is another one since."""
     for why, number in cache.unused.most_common(_REASONS) if cache else ():
         found = f"{terminal.count(number, 'result')} in the cache, and not taken"

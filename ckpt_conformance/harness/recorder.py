@@ -13,6 +13,7 @@ import mmap
 import os
 import sys
 import threading
+import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -71,6 +72,7 @@ class Recorder:
             "os.system": self.starts_by_shell,
             "os.exec": self.starts,
             "os.posix_spawn": self.starts,
+            "sqlite3.connect": self._opens_database,
             "socket.connect": self._connects,
             "socket.sendto": self._connects,
         }
@@ -137,6 +139,18 @@ class Recorder:
             self._note_file(name, "file" if flags & os.O_RDWR else "written")
         if flags & os.O_TRUNC or (is_made and (is_alone or flags & os.O_RDWR)):
             self.made.add(name)
+
+    def _opens_database(self, path: object) -> None:
+        """Take the files of a database of SQLite, which opens them by itself."""
+        name = _database(path) if _is_path(path) else ""
+        if not name or self.made.holds(name):
+            return
+        files = [f"{name}{ending}" for ending in ("", "-wal", "-journal")]
+        is_new = not kinds_of(name)
+        for file in files:
+            self._note_file(file, "exists" if is_new else "file")
+            if is_new:
+                self.made.add(file)
 
     def _asks(self, path: object, folder: int, kind: str) -> None:
         if _is_path(path):
@@ -263,6 +277,15 @@ class Recorder:
 def _is_path(value: object) -> TypeGuard[StrOrBytesPath]:
     """Return whether a value names a file, and is no descriptor."""
     return isinstance(value, str | bytes | os.PathLike)
+
+
+def _database(path: StrOrBytesPath) -> str:
+    """Return the file of a database of SQLite, by its path or URI; "" for one in memory."""
+    name = os.fsdecode(path)
+    if name.startswith("file:"):
+        uri = urllib.parse.urlsplit(name)
+        name = "" if "mode=memory" in uri.query else urllib.parse.unquote(uri.path)
+    return "" if name in {"", ":memory:"} else _absolute(name)
 
 
 def _absolute(path: StrOrBytesPath, folder: int = -1) -> str:

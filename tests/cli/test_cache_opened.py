@@ -214,6 +214,7 @@ def test_states_of_a_crash_are_recovered_again_where_settings_changed(project: P
     break_settings(project)
     _, err = project.run(*words)
     assert "from the cache" not in err
+    assert "in the cache, and not taken: since then the file ./settings.json has changed" in err
 
 
 @pytest.mark.slow

@@ -66,6 +66,22 @@ SEEN = {
         "file",
         "a.json",
     ),
+    "a database": ("import sqlite3; sqlite3.connect(there / 'a.db')", "file", "a.db"),
+    "a database by its address": (
+        "import sqlite3; sqlite3.connect(f'file:{there}/a%2Edb?mode=ro', uri=True)",
+        "file",
+        "a.db",
+    ),
+    "what a database has not merged yet": (
+        "import sqlite3; sqlite3.connect(there / 'a.db')",
+        "file",
+        "a.db-wal",
+    ),
+    "a database that is made": (
+        "import sqlite3; sqlite3.connect(there / 'new')",
+        "exists",
+        "new",
+    ),
     "listed by descriptor": ("os.listdir(os.open(there, os.O_RDONLY))", "folder", ""),
     "walked by descriptor": ("list(os.fwalk(there))", "folder", ""),
     "a library by its name": (
@@ -185,6 +201,8 @@ ITS_OWN = {
     "y.write_text('1'); y.rename(there / 'x'); open(there / 'x')",
     "another name of its file": "(there / 'y').write_text('1'); os.link(there / 'y', there / 'x')\n"
     "open(there / 'x')",
+    "a database": "import sqlite3; sqlite3.connect(there / 'x').execute('create table t (a)')\n"
+    "sqlite3.connect(there / 'x'); open(there / 'x')",
     "a file in a folder of its own": "f = there / 'f'; f.mkdir(); (f / 'x').write_text('1')\n"
     "os.listdir(f); open(f / 'x'); open(f / 'x', 'a+'); (f / 'x').unlink()",
     "a folder that it moved": "f = there / 'f'; f.mkdir(); (f / 'x').write_text('1')\n"
@@ -200,6 +218,7 @@ def run(tmp_path: Path, text: str, *before: str) -> opened.Opened:
     for folder in (there, server):
         folder.mkdir()
     (there / "a.json").write_text("{}")
+    (there / "a.db").touch()  # a database without tables
     (there / "in_there.py").write_text("X = 1\n")
     (there / "liby.so.1").write_text("no library")
     words = [*before, sys.executable, "-B", "-c", PREPARE + text, str(server), str(there)]
