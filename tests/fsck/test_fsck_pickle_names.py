@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import pickle
+import signal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 from torch import _weights_only_unpickler
+from torch.nn.utils import prune
 
 from ckpt_conformance.fsck.formats.written_names import (
     ANY,
     CLASSES,
     DATA,
+    FUNCTIONS,
     MAKERS,
     NOT_CALLED,
+    VALUES,
     judge_names,
 )
+from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.pickled import pickles
 from ckpt_conformance.fsck.pickled.asked import Asked
 from ckpt_conformance.fsck.pickled.pickle_values import Name
-from ckpt_conformance.fsck.source.findings import Finding, Kind, allowed
+from ckpt_conformance.fsck.source.findings import Finding, Kind, State, allowed
 from ckpt_conformance.fsck.source.trust import Trust
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _HELD = ("torch.", "collections.", "builtins.", "_codecs.")  # others are somebody's in this process
 
@@ -158,9 +170,47 @@ def test_instances_of_a_librarys_class_are_told_and_a_call_is_unsafe(path: str) 
     ((kind, text, name),) = judge_names(asked(path))
     assert (kind, name) == (Kind.NOTE, "")
     assert path.replace(":", ".") in text
-    for how in ("called", "handed"):
+    is_value = Name(*path.split(":")) in VALUES
+    for how, is_unsafe in (("called", True), ("handed", not is_value)):
         ((kind, _, name),) = judge_names(asked(path, **{how: True}))
-        assert (kind, name) == (Kind.UNSAFE, path.replace(":", "."))
+        assert (kind, name) == (
+            (Kind.UNSAFE, path.replace(":", ".")) if is_unsafe else (Kind.NOTE, "")
+        )
+
+
+@pytest.mark.parametrize("how", ["called", "handed"])
+def test_a_function_is_a_value_and_a_call_of_it_is_unsafe(how: str) -> None:
+    for one in FUNCTIONS:
+        ((kind, _, _),) = judge_names(asked(f"{one.module}:{one.name}", **{how: True}))
+        assert kind is (Kind.UNSAFE if how == "called" else Kind.NOTE)
+
+
+def values() -> dict[str, object]:
+    """Return what checkpoints hold of torch beside tensors: modules with functions, classes."""
+    pruned = torch.nn.Linear(3, 3)
+    prune.l1_unstructured(pruned, "weight", 0.3)
+    prune.random_unstructured(pruned, "weight", 0.3)
+    return {
+        "transformer": torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True),
+        "another activation": torch.nn.TransformerEncoderLayer(8, 2, 16, activation="gelu"),
+        "pruned": pruned,
+        "spectral": torch.nn.utils.spectral_norm(torch.nn.Linear(3, 3)),
+        "wrapped": torch.nn.DataParallel(torch.nn.Linear(2, 2)),
+        "classes": {"optimizer": torch.optim.AdamW, "loss": (torch.nn.CrossEntropyLoss,)},
+        "functions": [torch.relu, torch.nn.functional.gelu, torch.nn.init.trunc_normal_],
+        "a part": functools.partial(torch.nn.LayerNorm, eps=1e-6),
+        "named values": torch.max(torch.ones(2, 2), dim=0),
+        "packed": torch.nn.utils.rnn.pack_sequence([torch.ones(3, 2)]),
+        "texts": np.array(["a"], dtype=np.dtypes.StringDType()),
+        "error": [ValueError("x"), signal.SIGTERM, itertools.count(3)],
+    }
+
+
+@pytest.mark.parametrize("what", values())
+def test_what_torch_itself_writes_is_not_unsafe(what: str, tmp_path: Path) -> None:
+    torch.save({"model": values()[what]}, tmp_path / "model.pt")
+    report = judge(tmp_path / "model.pt").reports[0]
+    assert report.state is State.WHOLE, report.findings
 
 
 def test_what_only_makes_values_may_be_called_and_is_told() -> None:

@@ -1,9 +1,12 @@
 """Names that libraries write into checkpoints, one by one: no list of what is dangerous decides.
 
-Three sorts. Data: what torch loads with `weights_only=True`, what numpy 1 and 2 rebuild arrays
+Five sorts. Data: what torch loads with `weights_only=True`, what numpy 1 and 2 rebuild arrays
 with, the parts of a DTensor and a ShardedTensor; these pass in silence. Classes: their instances
-are made without a call of theirs, and get their attributes. Makers: they may be called too, for
-they only make a value out of their arguments: enumerations, dates, paths, generators of numpy.
+are made without a call of theirs, and get their attributes. Of those, classes that are handed on as
+values: modules, optimizers and schedulers of torch, whose constructors only make parts of
+themselves, and subclasses of tensors. Functions, which are values too: activations, losses. Makers:
+they may be called, for they only make a value out of their arguments: enumerations, dates, paths,
+generators of numpy. Whatever calls a value that is handed on can reach nothing but such names.
 
 What stands here must be harmless with any arguments, objects with attributes of somebody's choice
 too: no attribute that a text names is called, no file is written, nothing is imported by a text.
@@ -160,10 +163,39 @@ _MODULES = {
     "TransformerDecoderLayer",
     "upsampling": "Upsample UpsamplingNearest2d UpsamplingBilinear2d",
 }
+_NODES_OF_CONFIGS = ("yacs.config", "fvcore.common.config", "detectron2.config.config")
 _NODES = (
     "AnyNode IntegerNode FloatNode BooleanNode StringNode EnumNode BytesNode PathNode "
     "InterpolationResultNode"
 )
+_STATES = {"8bit": "OptimState8bit", "4bit": "OptimState4bit", "fp8": "OptimStateFp8"}
+_VALUES = {  # classes
+    "torch.optim.lr_scheduler": _SCHEDULERS,
+    **{f"torch.optim.{name}": optimizer for name, optimizer in _OPTIMIZERS.items()},
+    **{f"torch.nn.modules.{name}": modules for name, modules in _MODULES.items()},
+    **{
+        f"{module}.subclass_{name}": state
+        for module in ("torchao.optim", "torchao.prototype.low_bit_optim")
+        for name, state in _STATES.items()
+    },
+}
+_POINTWISE = (
+    "relu relu6 gelu silu elu selu celu leaky_relu prelu rrelu mish hardswish hardsigmoid hardtanh "
+    "hardshrink softshrink tanhshrink softplus softsign softmax log_softmax tanh sigmoid exp sin "
+    "cos sqrt square"
+)
+_FUNCTIONS = {
+    "torch.nn.functional": f"{_POINTWISE} softmin logsigmoid glu threshold _threshold normalize "
+    "layer_norm cross_entropy mse_loss l1_loss smooth_l1_loss nll_loss kl_div huber_loss "
+    "binary_cross_entropy binary_cross_entropy_with_logits",
+    "torch._C._nn": "gelu softplus softshrink log_sigmoid silu relu6 leaky_relu mish",
+    "torch._C": " ".join(f"_VariableFunctionsClass.{one}" for one in _POINTWISE.split()),
+    "torch.nn.init": "constant_ dirac_ eye_ kaiming_normal_ kaiming_uniform_ normal_ ones_ "
+    "orthogonal_ sparse_ trunc_normal_ uniform_ xavier_normal_ xavier_uniform_ zeros_",
+    "mmengine.logging.history_buffer": " ".join(
+        f"HistoryBuffer.{one}" for one in ("min", "max", "mean", "current")
+    ),
+}
 _CLASSES = {
     "argparse": "Namespace",
     "uuid": "UUID",
@@ -199,10 +231,21 @@ _CLASSES = {
     "omegaconf.base": "ContainerMetadata Metadata",
     "omegaconf.nodes": _NODES,
     "typing": "Any",
-    "torch.optim.lr_scheduler": _SCHEDULERS,
-    **{f"torch.optim.{name}": optimizer for name, optimizer in _OPTIMIZERS.items()},
-    **{f"torch.nn.modules.{name}": modules for name, modules in _MODULES.items()},
     "torch.optim.swa_utils": "AveragedModel SWALR",
+    "torch.nn.modules.module": "_WrappedHook",  # of spectral_norm
+    "torch.nn.parallel.data_parallel": "DataParallel",
+    "torch.nn.utils.prune": "Identity PruningContainer CustomFromMask RandomUnstructured "
+    "L1Unstructured RandomStructured LnStructured",
+    "torch.nn.utils.weight_norm": "WeightNorm",
+    "torch.nn.utils.spectral_norm": "SpectralNorm SpectralNormStateDictHook "
+    "SpectralNormLoadStateDictPreHook",
+    "torch._C": "_VariableFunctionsClass",  # what torch.relu and its like stand in
+    "easydict": "EasyDict",
+    "munch": "Munch",
+    "ml_collections.config_dict.config_dict": "ConfigDict FrozenConfigDict",
+    **dict.fromkeys(_NODES_OF_CONFIGS, "CfgNode"),
+    "mmengine.config.config": "Config",
+    "mmengine.logging.history_buffer": "HistoryBuffer",
     "collections": "ChainMap UserDict UserList",
     "UserList": "UserList",  # in protocols 0 to 2, as the next one
     "UserDict": "UserDict IterableUserDict",
@@ -213,6 +256,17 @@ _CLASSES = {
     "numpy.ma": "MaskedArray",
     "numpy.ma.core": "MaskedArray",
 }
+_ERRORS = (
+    "Exception ArithmeticError AssertionError AttributeError FloatingPointError IndexError "
+    "KeyError KeyboardInterrupt LookupError MemoryError NotImplementedError OSError OverflowError "
+    "RuntimeError StopIteration TypeError ValueError ZeroDivisionError"
+)
+_RETURNED = (
+    "aminmax cummax cummin frexp geqrf histogram kthvalue linalg_cholesky_ex linalg_eig "
+    "linalg_eigh linalg_inv_ex linalg_ldl_factor linalg_lstsq linalg_lu linalg_lu_factor linalg_qr "
+    "linalg_slogdet linalg_svd lu_unpack max median min mode nanmedian qr slogdet sort svd topk "
+    "triangular_solve"
+)
 _PATHS = "PurePath PurePosixPath PureWindowsPath Path PosixPath WindowsPath"
 _MAKERS = {
     "datetime": "datetime date time timedelta timezone",
@@ -221,7 +275,15 @@ _MAKERS = {
     "pathlib": _PATHS,
     "pathlib._local": _PATHS,
     "functools": "partial",
+    "itertools": "count",
+    "signal": "Signals",
+    **dict.fromkeys(("builtins", "exceptions"), _ERRORS),
     "torch.torch_version": "TorchVersion",  # a text: torch.__version__
+    "torch.return_types": _RETURNED,
+    "torch.nn.utils.rnn": "PackedSequence",
+    "numpy._core._internal": "_convert_to_stringdtype_kwargs",
+    "mmengine.config.config": "ConfigDict",
+    "addict.addict": "Dict",
     "types": "SimpleNamespace",  # no instance of it is pickled without a call
     "random": "Random",
     "torch": "Generator",
@@ -276,7 +338,13 @@ NOT_HANDED = frozenset({Name("numpy", "dtype")})
 MAKERS = _names(_MAKERS)
 """Names that may be called, and are told."""
 
-CLASSES = _names(_CLASSES)
+VALUES = _names(_VALUES)
+"""Classes that may be handed on, too, but not called; they are told."""
+
+FUNCTIONS = _names(_FUNCTIONS)
+"""Functions of torch and others that may be values, and are told; a call of theirs is unsafe."""
+
+CLASSES = _names(_CLASSES) | VALUES
 """Classes of which instances may be made without a call, and which are told."""
 
 
@@ -300,9 +368,7 @@ def judge_names(asked: Asked, own: Collection[str] = ()) -> Iterator[tuple[Kind,
     for name in sorted(asked.names - ((DATA | GETATTR) - misused)):
         if name.module.partition(".")[0] in own:
             continue
-        is_used = name in asked.called or name in asked.handed
-        is_told = name in MAKERS or (name in CLASSES and not is_used)
-        if is_told and name not in misused:
+        if _is_told(name, asked) and name not in misused:
             told.append(str(name))
             continue
         unsafe += 1
@@ -313,6 +379,15 @@ def judge_names(asked: Asked, own: Collection[str] = ()) -> Iterator[tuple[Kind,
     if told:
         some = ", ".join(clip(each) for each in told[:5])
         yield Kind.NOTE, f"asks for {some}: torch.load(weights_only=True) may refuse it", ""
+
+
+def _is_told(name: Name, asked: Asked) -> bool:
+    """Return whether a name is one that libraries write, and is used as they do."""
+    if name in MAKERS:
+        return True
+    if name in VALUES | FUNCTIONS:
+        return name not in asked.called
+    return name in CLASSES and name not in asked.called | asked.handed
 
 
 def _misused(asked: Asked) -> set[Name]:
@@ -328,8 +403,9 @@ def _makes_tensors(name: Name) -> bool:
 
 def _why(name: Name, asked: Asked) -> str:
     if name in (CLASSES | NOT_CALLED | NOT_HANDED) - asked.rebuilt:
-        verb = "calls" if name in asked.called else "hands on"
-        return f"{verb} {clip(str(name))}, of which libraries only make instances: it may run code"
+        verb = "calls" if name in asked.called else "gives something else the class"
+        shown = f"{verb} {clip(str(name))}, of which libraries only make instances"
+        return f"{shown}: to load it may run code (--allow-name NAME, if you know it)"
     if name in (DATA | MAKERS) & asked.rebuilt:
         shown = f"rebuilds a tensor by {clip(str(name))}, which makes none"
         return f"{shown}: to load it may run code"
