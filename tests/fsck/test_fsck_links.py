@@ -130,3 +130,31 @@ def test_what_changes_behind_a_link_is_judged_again(
 
     monkeypatch.setattr(gate, "reached", spoil)
     assert newest(run).state is State.UNSAFE
+
+
+def cached(top: Path, name: str) -> Path:
+    """Make a snapshot as the cache of Hugging Face has it: links to files named by digests."""
+    snapshot = top / name / "snapshots" / "abc123"
+    for at in (top / name / "blobs", snapshot / "sub"):
+        at.mkdir(parents=True)
+    torch.save({"w": torch.ones(2)}, top / name / "blobs" / "0f1e")
+    torch.save({"w": torch.ones(3)}, top / "outside")
+    (snapshot / "pytorch_model.bin").symlink_to("../../blobs/0f1e")
+    (snapshot / "sub" / "pytorch_model.bin").symlink_to("../../../blobs/0f1e")
+    return snapshot
+
+
+@pytest.mark.parametrize("below", ["../..", "..", ".", "sub", "pytorch_model.bin"])
+def test_a_snapshot_of_the_cache_of_hugging_face_is_judged(below: str, tmp_path: Path) -> None:
+    snapshot = cached(tmp_path, "models--team--name")
+    assert judge((snapshot / below).resolve() if ".." in below else snapshot / below).state is (
+        State.WHOLE
+    )
+
+
+def test_a_snapshot_leads_no_further_than_its_own_blobs(tmp_path: Path) -> None:
+    snapshot = cached(tmp_path, "models--team--name")
+    (snapshot / "sub" / "pytorch_model.bin").unlink()
+    (snapshot / "sub" / "pytorch_model.bin").symlink_to("../../../../outside")
+    assert judge(snapshot).state is State.DAMAGED
+    assert judge(cached(tmp_path, "other")).state is State.DAMAGED  # no cache's name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import struct
 import zipfile
 from argparse import Namespace
@@ -225,3 +226,30 @@ OBJECTS: dict[str, Callable[[], object]] = {
 def test_unusual_tensors_are_whole(step: Path, make: Callable[[], object]) -> None:
     torch.save({"w": make()}, step / "model.pt")
     assert only(step).state is State.WHOLE
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".optimizer.pt.AbC123",
+        "optimizer.pt.6eF7A1b2",
+        "optimizer.pt.1a2b3c4d.partial",
+        "optimizer.pt.filepart",
+        "optimizer.pt.tmp",
+        "tmp_optimizer.pt.part",
+    ],
+)
+def test_a_temporary_file_without_its_file_is_of_a_copy_that_did_not_end(
+    name: str, tmp_path: Path
+) -> None:
+    step = tmp_path / "step_1"
+    step.mkdir()
+    torch.save({"w": torch.ones(2)}, step / "model.pt")
+    torch.save({"state": {}, "param_groups": []}, step / "optimizer.pt")
+    shutil.copy(step / "optimizer.pt", step / name)
+    judged = judge(tmp_path)
+    assert judged.state is State.WHOLE
+    assert [one.rpartition("/")[2] for one in judged.leftovers] == [name]
+    (step / "optimizer.pt").unlink()
+    (report,) = judge(tmp_path).reports
+    assert [(one.kind, one.file) for one in report.findings] == [(Kind.MISSING, "optimizer.pt")]

@@ -207,3 +207,40 @@ def test_a_step_of_lerobot_is_one_checkpoint(tmp_path: Path) -> None:
             save_file({"w": torch.ones(2)}, folder / f"{name}.safetensors")
     assert found(tmp_path) == ["checkpoints/020000", "checkpoints/010000"]
     assert newest(tmp_path) == "checkpoints/020000"
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("ckpt_a.pt", "ckpt_b.pt"),
+        ("ck5.pt", "ck10.pt"),
+        ("tokens_50B.pt", "tokens_100B.pt"),
+        ("tokens_1.5B.pt", "tokens_2B.pt"),
+        ("step900-tokens4B.pt", "step1000-tokens3B.pt"),
+    ],
+)
+def test_slots_and_tokens_are_a_checkpoint_each(older: str, newer: str, tmp_path: Path) -> None:
+    whole_job(tmp_path / older, 7)
+    whole_job(tmp_path / newer, 8)
+    (tmp_path / older).touch()
+    assert newest(tmp_path) == newer
+    os.truncate(tmp_path / newer, (tmp_path / newer).stat().st_size // 2)
+    assert newest(tmp_path) == older
+
+
+@pytest.mark.parametrize("names", [("model_a.pt", "model_b.pt"), ("net1.pt", "net2.pt")])
+def test_models_of_one_step_stay_together(names: tuple[str, str], tmp_path: Path) -> None:
+    for name in names:
+        torch.save({"w": torch.ones(2)}, tmp_path / name)
+    assert len(judge(tmp_path).reports) == 1
+
+
+def test_the_best_is_placed_by_the_epoch_in_it(tmp_path: Path) -> None:
+    """Fairseq's names: of some the name says the epoch, of others what is in the file."""
+    for epoch in (1, 2, 3):
+        whole_job(tmp_path / f"checkpoint{epoch}.pt", epoch)
+    whole_job(tmp_path / "checkpoint_best.pt", 2)
+    assert newest(tmp_path) == "checkpoint3.pt"
+    whole_job(tmp_path / "checkpoint_best.pt", 4)
+    (tmp_path / "checkpoint3.pt").touch()
+    assert newest(tmp_path) == "checkpoint_best.pt"

@@ -132,6 +132,40 @@ def test_a_run_on_fewer_ranks_for_a_while_is_whole(tmp_path: Path) -> None:
     assert told(run) == {}
 
 
+def of_ranks(folder: Path, *names: str) -> None:
+    """Write files of ranks, whose names say no world size."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"w": torch.ones(2)}, folder / name)
+
+
+@pytest.mark.parametrize("form", ["ckpt_{}_rank{}.pt", "step_{}/rank_{}.pt", "step_{}/rank{}/m.pt"])
+def test_a_lost_file_of_a_rank_is_missing(form: str, tmp_path: Path) -> None:
+    of_ranks(tmp_path, *(form.format(step, rank) for step in (10, 20, 30) for rank in (0, 1)))
+    assert told(tmp_path) == {}
+    (tmp_path / form.format(30, 0)).unlink()
+    lost = form.format(30, 0).removeprefix("step_30/")
+    assert told(tmp_path) == {30: [(lost, Kind.MISSING)]}
+
+
+def test_a_step_of_the_first_ranks_alone_has_a_remark(tmp_path: Path) -> None:
+    """It may have been saved by fewer ranks."""
+    of_ranks(tmp_path, *(f"step_{step}/rank_{rank}.pt" for step in (1, 2, 3) for rank in (0, 1)))
+    (tmp_path / "step_3" / "rank_1.pt").unlink()
+    assert told(tmp_path) == {3: [("rank_1.pt", Kind.NOTE)]}
+
+
+def test_a_rank_between_others_is_missing_without_neighbours(tmp_path: Path) -> None:
+    of_ranks(tmp_path / "step_1", *(f"rank_{rank}.pt" for rank in (0, 1, 3)))
+    assert told(tmp_path) == {1: [("rank_2.pt", Kind.MISSING)]}
+
+
+def test_adapters_of_a_rank_are_no_files_of_ranks(tmp_path: Path) -> None:
+    of_ranks(tmp_path / "step_1", *(f"lora_rank{size}.pt" for size in (4, 8, 16)))
+    of_ranks(tmp_path / "step_2", "lora_rank8.pt")
+    assert told(tmp_path) == {}
+
+
 def test_another_run_beside_it_is_not_asked(run: Path, tmp_path: Path) -> None:
     script(tmp_path / "other", (20,), "best_step_{}")
     (tmp_path / "other" / "best_step_20").rename(run / "best_step_20")

@@ -28,6 +28,7 @@ class Age(NamedTuple):
         step: None where it is not known.
         time: seconds since 1970 of the last change.
         resumable: whether a file in it was seen to hold the state of an optimizer.
+        counted: the epoch that its files count, whatever its name says.
 
     """
 
@@ -35,6 +36,7 @@ class Age(NamedTuple):
     step: int | None
     time: float
     resumable: bool = False
+    counted: int | None = None
 
     @property
     def is_known(self) -> bool:
@@ -53,13 +55,13 @@ def age_of(name: str, said: int | None, facts: Iterable[Facts], time: float) -> 
     epoch, step = step_names.moment_of(name)
     facts = list(facts)
     resumable = has_optimizer(facts)
+    counted = _agreed(one.number(_EPOCH) for one in facts)
     if step is not None:
-        return Age(epoch, step, time, resumable)
+        return Age(epoch, step, time, resumable, counted)
     inside = step_inside(facts)
     if inside is None and epoch is None:
         inside = said
-    own = epoch if epoch is not None else _agreed(one.number(_EPOCH) for one in facts)
-    return Age(own, inside, time, resumable)
+    return Age(epoch if epoch is not None else counted, inside, time, resumable, counted)
 
 
 def has_optimizer(facts: Iterable[Facts]) -> bool:
@@ -91,6 +93,8 @@ def _key_of(ages: Sequence[Age]) -> Callable[[Age], Key]:
         return lambda one: (one.is_known, one.epoch or 0, _or_first(one.step), *_of_equals(one))
     if all(one.step is not None for one in known):
         return lambda one: (one.is_known, one.step or 0, 0, *_of_equals(one))
+    if all(one.counted is not None for one in known):
+        return lambda one: (one.is_known, one.counted or 0, _or_first(one.step), *_of_equals(one))
     return lambda one: (one.is_known, 0, 0, False, one.time)
 
 

@@ -200,7 +200,8 @@ def _files(
     for name in candidate.files if len(candidate.files) <= _MOST_FILES else ():
         alike = name if step is None else _alike(name, step)
         counts = _counts(report.facts.get(name, NO_FACTS))
-        if alike and (counts or named(name) or _PREPARED.fullmatch(name)):
+        is_known = named(name) or _PREPARED.fullmatch(name) or names.of_a_rank(name)
+        if alike and (counts or is_known):
             held = report.facts.get(name, NO_FACTS).held
             files[alike] = File(counts, held.mark if held else "", name in several)
     return files
@@ -237,7 +238,8 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
             findings[steps[-1][0]].append(poor)
         if len(steps) > 1:
             places, own = [place for place, _ in steps], [kin for _, kin in steps]
-            for at, finding in [*_absent(own), *_absent_roles(own), *_stale(own)]:
+            found = (*_absent(own), *_lost_ranks(own), *_absent_roles(own), *_stale(own))
+            for at, finding in found:
                 findings[places[at]].append(finding)
     for place, finding in _begun(runs):
         findings[place].append(finding)
@@ -337,6 +339,42 @@ def _why_absent(run: Sequence[Kin], at: int, name: str) -> tuple[Kind, str]:
     if not is_even:
         return Kind.NOTE, f"{others}: is that meant?"
     return Kind.MISSING, f"{others}, before it and after it, at equal distances"
+
+
+# -- files of ranks that one lacks -----------------------------------------------------------------
+
+
+def _lost_ranks(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
+    """Find files of ranks that all other steps have, where a file of a later rank is there.
+
+    A step that lacks the last ranks alone may be of a smaller world.
+    """
+    if len(run) <= _FEW_PREPARED:
+        return []
+    found: list[tuple[int, Finding]] = []
+    for name in sorted({name for kin in run for name in kin.files}):
+        if (own := names.of_a_rank(name)) is None:
+            continue
+        lacks = [at for at, kin in enumerate(run) if name not in kin.files]
+        ranks = _ranks_beside(run[lacks[0]], own) if len(lacks) == 1 else []
+        is_last = bool(ranks) and own.rank > max(ranks)
+        if ranks and (not is_last or lacks[0] == len(run) - 1):
+            kind, why = _why_no_rank(run, is_last=is_last)
+            found.append((lacks[0], Finding(kind, run[lacks[0]].real(name), why)))
+    return found
+
+
+def _ranks_beside(kin: Kin, own: names.OfARank) -> list[int]:
+    """Return the other ranks of which a step has such a file."""
+    others = filter(None, map(names.of_a_rank, kin.files))
+    return [one.rank for one in others if one.family == own.family]
+
+
+def _why_no_rank(run: Sequence[Kin], *, is_last: bool) -> tuple[Kind, str]:
+    others = f"all {len(run) - 1} other steps of this run have it"
+    if is_last:
+        return Kind.NOTE, f"{others}: a save that did not end, or of fewer ranks?"
+    return Kind.MISSING, f"a file of a later rank is there, and {others}"
 
 
 # -- roles that one lacks --------------------------------------------------------------------------

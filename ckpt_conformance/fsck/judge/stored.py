@@ -219,12 +219,13 @@ def _age_of(
     first: int | bool | None,  # noqa: FBT001
     step: int | None,
     time: float,
-    *more: bool,
+    resumable: bool = False,  # noqa: FBT001, FBT002
+    counted: int | None = None,
 ) -> Age:
     """Return what orders a checkpoint; older results say first whether a step is known."""
     if isinstance(first, bool):
         return Age(None, int(step or 0) if first else None, float(time))
-    return Age(_whole(first), _whole(step), float(time), any(more))
+    return Age(_whole(first), _whole(step), float(time), resumable, _whole(counted))
 
 
 def _whole(number: int | None) -> int | None:

@@ -49,6 +49,14 @@ _TORCH_BY_STEP = (".model", ".weights", ".state", ".params")  # others use these
 _INDEX = re.compile(r".+\.(?:safetensors|bin)\.index(?:\.[^./]+)?\.json")  # with diffusers' variant
 _BY_NAME = (".safetensors", *_TORCH)
 _UNDER_WAY = r"tmp|temp|incomplete|partial|unfinished|in[-_]?progress|writing|saving"
+_ENDINGS = r"(?:pt|pth|bin|ckpt|pkl|tar|safetensors|json|distcp|metadata|npz|npy)"
+_TEMPORARY = (  # of one file: its own name is the group
+    re.compile(rf"\.(.+\.{_ENDINGS})\.[A-Za-z0-9]{{6}}"),  # rsync
+    re.compile(rf"(.+\.{_ENDINGS})\.[0-9a-fA-F]{{8}}"),  # aws s3
+    re.compile(
+        rf"[._]?(?:tmp[._-])?(.+\.{_ENDINGS})(?:\.[0-9a-f]{{8}})?[._-](?:{_UNDER_WAY}|part|filepart|gstmp)"
+    ),
+)
 _LEFTOVER = re.compile(
     rf"^[._]?tmp[._-]|^[._]?(?:incomplete|unfinished|in[-_]?progress|writing|saving)[._-]|"
     rf"[._-](?:{_UNDER_WAY})$|\.(?:part|old|del|bak|swp|lock)$|[._-]tmp[._-]|~$|"
@@ -196,7 +204,17 @@ def _ends(name: str, *endings: str) -> bool:
 
 def is_leftover(name: str) -> bool:
     """Return whether a name is one of work in progress."""
-    return _LEFTOVER.search(name) is not None
+    return _LEFTOVER.search(name) is not None or meant_by(name) is not None
+
+
+def meant_by(name: str) -> str | None:
+    """Return the name that a file gets when it is whole; None of what is no temporary file.
+
+    `.optimizer.pt.AbC123` is one of rsync, `optimizer.pt.tmp` of many programs.
+    """
+    at, slash, last = name.rpartition("/")
+    matches = (pattern.fullmatch(last) for pattern in _TEMPORARY)
+    return next((f"{at}{slash}{match[1]}" for match in matches if match), None)
 
 
 def is_beside(name: str) -> bool:

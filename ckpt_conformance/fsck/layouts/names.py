@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.formats.hf_shards import is_shard
 from ckpt_conformance.fsck.formats.manifest_v2 import MANIFEST
@@ -128,14 +128,50 @@ _RANK = re.compile(r"(?P<head>.*world_size_)(?P<all>\d+)(?P<middle>_rank_)(?P<on
 _NUMBERED = re.compile(r"(?P<head>.*-)(?P<one>\d+)(?P<middle>-of-)(?P<all>\d+)(?P<tail>\..*)")
 
 
+# A script's own: nothing says how many there are.
+_OF_A_RANK = re.compile(r"(?P<head>(?:.*[._/-])?rank[-_]?)(?P<one>\d{1,6})(?P<tail>\D.*|)")
+
+
+def _missing_ranks(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield files of ranks between the first, which is there, and the last that is.
+
+    A number that follows the word may be another one: adapters of the ranks 8 and 16 have no first.
+    """
+    families: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    for name in names:
+        if one := of_a_rank(name):
+            families[one.family][one.rank] = name
+    for (head, tail), there in sorted(families.items()):
+        count = max(there) + 1
+        if 0 not in there or count > _MOST_RANKS:
+            continue
+        width = len(there[0]) - len(head) - len(tail)
+        for rank in sorted(set(range(count)) - there.keys()):
+            yield f"{head}{rank:0{width}d}{tail}", count
+
+
+class OfARank(NamedTuple):
+    """A file of one rank: what the names of all ranks have in common, and its number."""
+
+    family: tuple[str, str]
+    rank: int
+
+
+def of_a_rank(name: str) -> OfARank | None:
+    """Return which rank's a file is, where its name says that and no world size."""
+    match = None if _RANK.fullmatch(name) else _OF_A_RANK.fullmatch(name)
+    return OfARank((match["head"], match["tail"]), int(match["one"])) if match else None
+
+
 def world_size(names: Iterable[str]) -> int | None:
     """Return the world size in the names of files; None where none has it, or they disagree."""
     said = {int(match["all"]) for name in names if (match := _RANK.fullmatch(name))}
     return said.pop() if len(said) == 1 else None
 
 
-def missing(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+def missing(names: Collection[str]) -> Iterator[tuple[str, int]]:
     """Yield the names that are missing, each with how many there should be."""
+    yield from _missing_ranks(names)
     groups: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for name in names:
         if is_shard(name.rpartition("/")[2]):

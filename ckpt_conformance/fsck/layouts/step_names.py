@@ -20,11 +20,13 @@ _WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch"
 _STEP = (
     re.compile(rf"(?:{_WORDS})[-_=]?(\d{{1,18}})(?:([km])(?![a-z0-9]))?", re.IGNORECASE),
     re.compile(r"(?:checkpoint|ckpt)[-_=](\d{1,18})(?:([kKmM])(?![a-zA-Z0-9]))?"),
-    re.compile(r"^(?:checkpoint|ckpt)(\d{1,18})()$"),
+    re.compile(r"^(?:checkpoint|ckpt|ck|chk|snapshot|snap|save)(\d{1,18})()$"),
     re.compile(r"(?:dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})()"),
+    re.compile(r"tokens?[-_=]?(\d{1,18})(?:([kmbt])(?![a-z0-9]))?", re.IGNORECASE),
 )
 _ROUND = re.compile(
-    rf"(?:(?:{_WORDS})[-_=]?|(?:checkpoint|ckpt)[-_=])(\d{{1,9}}\.\d{{1,9}})([km])(?![a-z0-9])",
+    rf"(?:(?:{_WORDS}|tokens?)[-_=]?|(?:checkpoint|ckpt)[-_=])"
+    r"(\d{1,9}\.\d{1,9})([kmbt])(?![a-z0-9])",
     re.IGNORECASE,
 )
 _EPOCH = (
@@ -32,7 +34,7 @@ _EPOCH = (
     re.compile(r"(?<!\d)(\d{1,18})()[-_]?epochs?(?![a-z\d])", re.IGNORECASE),
 )
 _AT_END = re.compile(r"(?:^|[-_.=])(\d{1,18})()$")
-_THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
+_THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NO_STEP = re.compile(
     r"(?<!\d)\d{4}([-_.])\d\d\1\d\d(?:[-_T ]\d\d[-_.:h]?\d\d(?:[-_.:]?\d\d)?)?(?!\d)"  # a date
     r"|(?<![\d.])\d+\.\d+(?![\d.])"  # a metric
@@ -57,6 +59,8 @@ _OF_ALL = frozenset(
     ["checkpoint", "ckpt", "model", "weights", "state", "net", "network", "snapshot"]
 )
 """Words that a file which holds all of a job may have, and that tell no save from another."""
+_SLOTS = frozenset(["a", "b"])  # written by turns; of parts these are names, too
+_OF_A_SLOT = frozenset(["checkpoint", "ckpt", "snapshot", "slot", "save"])
 _VERSION = re.compile(r"-v\d+$")  # Lightning's, of a name that was taken
 _OF_LIGHTNING = re.compile(r".*=.*|last|.*-v\d+")
 
@@ -128,8 +132,10 @@ def by_words(names: Collection[str]) -> list[list[str]]:
     for name in names:
         words = _WORD.findall(_ENDING.sub("", name.removesuffix(".tar")).lower())
         key = frozenset(words) & _OF_A_SAVE
+        if len(words) > 1 and set(words) <= _OF_A_SLOT | _SLOTS:
+            key |= frozenset(words) & _SLOTS
         groups[key].append(name)
-        parts[key].add(" ".join(word for word in words if word not in key | _OF_ALL))
+        parts[key].add(" ".join(word for word in words if word not in key | _OF_ALL | _OF_A_SLOT))
     are_alike = len(groups) > 1 and len(set(map(frozenset, parts.values()))) == 1
     return list(groups.values()) if are_alike else []
 

@@ -11,6 +11,9 @@ from pathlib import Path
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.source import Absent, Entry, EntryKind, Folder
 
+# The cache of Hugging Face: files of a snapshot are links to `../../blobs/DIGEST`.
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+_OF_A_CACHE = ("models--", "datasets--", "spaces--")
 lstat = os.lstat  # by a name of its own: tests put a slow disk here
 
 
@@ -18,7 +21,8 @@ class DiskFolder(Folder):
     """A folder of this machine.
 
     Attributes:
-        boundary: real path of what a link may lead to: the folder that the user named.
+        boundary: real path of what a link may lead to: the folder that the user named; of a
+            snapshot in the cache of Hugging Face the folder of its repository.
 
     """
 
@@ -26,7 +30,7 @@ class DiskFolder(Folder):
         """Take a folder; nothing is read yet."""
         super().__init__()
         self._root = root
-        self.boundary = Path(os.path.realpath(boundary or root))
+        self.boundary = _boundary_of(Path(os.path.realpath(boundary or root)))
         self._parents: dict[str, str] = {}
 
     @property
@@ -125,6 +129,15 @@ class DiskFolder(Folder):
     def _check_inside(self, real: str) -> None:
         if not Path(real).is_relative_to(self.boundary):
             raise Malformed(f"it is a symbolic link out of {self.boundary}: not followed")
+
+
+def _boundary_of(root: Path) -> Path:
+    """Return what links below a folder may lead to; both are real paths."""
+    for above in (root, *root.parents):
+        of_a_cache = above.name == _SNAPSHOTS and above.parent.name.startswith(_OF_A_CACHE)
+        if of_a_cache and (above.parent / _BLOBS).is_dir():
+            return above.parent
+    return root
 
 
 def entry_of(info: os.stat_result) -> Entry:
