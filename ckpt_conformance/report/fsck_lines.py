@@ -95,7 +95,9 @@ def _lines(judged: Judged, style: Style) -> Iterator[str]:
     for report in judged.reports:
         tally.take(report)
         if not is_found and not (is_found := judged.is_enough(report)):
-            tally.newer.append(one_line(_short(report.path, judged.path)))
+            is_unknown = report.state is State.UNKNOWN
+            newer = tally.undecided if is_unknown else tally.newer
+            newer.append(one_line(_short(report.path, judged.path)))
         is_told = style.details or is_alone or _is_told(report, judged.options)
         tail = _tail(report, is_told=is_told)
         yield from table.row(_cells(report, judged.path, style), tail, style.width)
@@ -135,12 +137,19 @@ def _end(judged: Judged, tally: _Tally, *, is_short: bool) -> Iterator[str]:
     newest = judged.newest_whole
     if newest:
         if tally.newer:
-            some = ", ".join(tally.newer[:_MOST_NEWER])
-            more = len(tally.newer) - _MOST_NEWER
-            yield f"  newer, and not whole: {some}{f' and {more} more' if more > 0 else ''}"
+            yield f"  newer, and not whole: {_some(tally.newer)}"
+        if tally.undecided:
+            yield f"  newer, and not judged to the end: {_some(tally.undecided)}"
+            yield f"newest {verdict(newest)} of the others: {one_line(newest.path)}"
+            return
         yield f"newest {verdict(newest)}: {one_line(newest.path)}"
     else:
         yield f"newest whole{_asked(judged.options)}: none"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NEWER
+    return ", ".join(names[:_MOST_NEWER]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass
@@ -151,6 +160,7 @@ class _Tally:
     order: dict[str, int] = field(default_factory=dict[str, int])
     layouts: Counter[str] = field(default_factory=Counter[str])
     newer: list[str] = field(default_factory=list[str])
+    undecided: list[str] = field(default_factory=list[str])  # newer, too, and unknown
     topics: dict[Topic, None] = field(default_factory=dict[Topic, None])
     remarks: int = 0
 

@@ -92,8 +92,8 @@ class Progress(cli_progress.Progress):
 
 
 OUT_OF_TIME = (
-    "the time of --timeout is used up, and nothing was judged: a disk or a store that does not "
-    "answer? Give it more time, or less to read"
+    "the time of --timeout is used up before the answer was known. Give it more time, or less to "
+    "read; where more time does not help, a disk or a store does not answer"
 )
 
 

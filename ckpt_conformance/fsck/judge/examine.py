@@ -188,10 +188,17 @@ def _part(context: Context, candidate: Candidate, part: Part) -> list[Work]:
     return works
 
 
+_OF_A_SCRIPT = ("files", "torch", "safetensors")
+"""Layouts of which no library's rules say which ranks there are."""
+
+
 def _ranks(candidate: Candidate, folder: Folder, report: Report) -> None:
     """Report which files of a numbered set are missing, unless an index said so."""
     known = {finding.file for finding in report.findings}
-    for name, total in names.missing(candidate.files):
+    lost = list(names.missing(candidate.files))
+    if candidate.layout in _OF_A_SCRIPT:
+        lost += names.missing_ranks(candidate.files)
+    for name, total in lost:
         is_beside = candidate.is_alone and folder.entry(name) is not None
         if name not in known and not is_beside:
             what = f"the file is missing: one of {total} that belong together"

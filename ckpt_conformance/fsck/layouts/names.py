@@ -132,10 +132,11 @@ _NUMBERED = re.compile(r"(?P<head>.*-)(?P<one>\d+)(?P<middle>-of-)(?P<all>\d+)(?
 _OF_A_RANK = re.compile(r"(?P<head>(?:.*[._/-])?rank[-_]?)(?P<one>\d{1,6})(?P<tail>\D.*|)")
 
 
-def _missing_ranks(names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield files of ranks between the first, which is there, and the last that is.
+def missing_ranks(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield the same of files whose names say a rank, and not how many there are.
 
-    A number that follows the word may be another one: adapters of the ranks 8 and 16 have no first.
+    Those between the first, which is there, and the last that is: a number behind the word may be
+    another one, and adapters of the ranks 8 and 16 have no first.
     """
     families: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     for name in names:
@@ -169,9 +170,8 @@ def world_size(names: Iterable[str]) -> int | None:
     return said.pop() if len(said) == 1 else None
 
 
-def missing(names: Collection[str]) -> Iterator[tuple[str, int]]:
+def missing(names: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Yield the names that are missing, each with how many there should be."""
-    yield from _missing_ranks(names)
     groups: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for name in names:
         if is_shard(name.rpartition("/")[2]):

@@ -17,6 +17,7 @@ from ckpt_conformance.fsck.source.findings import (
     Malformed,
     NotRead,
     OutOfTime,
+    TooLarge,
     Topic,
     Unsafe,
 )
@@ -217,12 +218,16 @@ def run_all(works: Sequence[Work], buffer: memoryview) -> Iterator[Sums]:
         yield sums
 
 
+def _why_not_read(error: NotRead) -> Topic:
+    if isinstance(error, OutOfTime):
+        return Topic.OUT_OF_TIME
+    return Topic.TOO_LARGE if isinstance(error, TooLarge) else Topic.NOT_JUDGED
+
+
 def unreadable(name: str, error: OSError | Malformed) -> Finding:
     """Make a finding of why a file could not be read: missing, refused, or a failing disk."""
     if isinstance(error, NotRead):
-        is_late = isinstance(error, OutOfTime)
-        topic = Topic.OUT_OF_TIME if is_late else Topic.TOO_LARGE
-        return Finding(Kind.UNKNOWN, name, str(error), own_topic=topic)
+        return Finding(Kind.UNKNOWN, name, str(error), own_topic=_why_not_read(error))
     if isinstance(error, Malformed):
         kind = Kind.UNSAFE if isinstance(error, Unsafe) else Kind.DAMAGED
         return Finding(kind, name, str(error), error.tensors, error.start, error.end)
