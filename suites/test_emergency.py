@@ -273,7 +273,11 @@ def test_a_kill_in_a_dump_costs_the_dump_alone(subject: Subject) -> None:
     require_resumed(subject)
     legal = subject.legal(subject.golden())
     made = dumps(subject)
+    _require_undisturbed(subject, made.before, DUMPED, legal, REGULAR)
     calls = _calls_of_a_dump(subject)
+    if outcome_of(subject, resumed := subject.resume(), legal) not in WHOLE:
+        what = "of a job that had resumed, a dump that nothing disturbs"
+        raise control_failed(f"{what}: {subject.tell(resumed)}", "CKC-RSUM-001")
     cases: list[tuple[str, Path]] = []
     for kill in kills(subject, calls, "a dump", taking=TAKING, quick=KILLS):
         subject.reset()
@@ -285,6 +289,24 @@ def test_a_kill_in_a_dump_costs_the_dump_alone(subject: Subject) -> None:
     resumes(subject, legal, cases)
     if Capability.EXPLICIT_STEP in subject.info.capabilities:
         _require_regular_by_step(subject, legal, [("a whole dump", made.one), *cases])
+
+
+def _require_undisturbed(
+    subject: Subject, there: Path, until: int, legal: Mapping[int, Leaves], step: int
+) -> None:
+    """Raise Unknown where a job that resumes and trains, and saves nothing, costs a step already.
+
+    A load that gives another state, or training that writes into what was loaded, is the subject of
+    other checks.
+    """
+    subject.reset()
+    trees.materialize(there, subject.root)
+    trained = subject.execute(Run(until=until, resume=True), seed=OTHER_SEED)
+    resumed = subject.resume()
+    if trained.went_well and outcome_of(subject, resumed, legal, step) in WHOLE:
+        return
+    seen = trained if not trained.went_well else resumed
+    raise control_failed(f"a job resumes, trains and ends: {subject.tell(seen)}", "CKC-RTRP-020")
 
 
 def _dump_after_resume(subject: Subject, fault: Fault) -> ProcessResult:
@@ -425,6 +447,7 @@ def test_a_dump_stays_until_a_later_save_is_durable(subject: Subject) -> None:
     """
     require_resumed(subject)
     legal = subject.legal(subject.golden((REGULAR, DUMPED, LATER)))
+    _require_undisturbed(subject, dumps(subject).one, LATER, legal, DUMPED)
     counted = _later_save(subject, system_call.count())
     calls = require_calls(subject, counted, counted.of(RunResult).faults)
     if outcome_of(subject, resumed := subject.resume(), legal, LATER) is not Outcome.NEW:

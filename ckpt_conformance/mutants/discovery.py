@@ -182,8 +182,8 @@ class RecordsItsPlace(CheckpointManager):
 
     def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
         """Open the files at the recorded place."""
-        place = Path(self.read_manifest(reference).config["root"])
-        return super().open_verified(replace(reference, directory=place), allowed)
+        place = self.read_manifest(reference).config.get("root", reference.directory)  # not of dumps
+        return super().open_verified(replace(reference, directory=Path(place)), allowed)
 
 
 @mutant(
