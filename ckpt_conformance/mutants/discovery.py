@@ -182,7 +182,9 @@ class RecordsItsPlace(CheckpointManager):
 
     def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
         """Open the files at the recorded place."""
-        place = self.read_manifest(reference).config.get("root", reference.directory)  # not of dumps
+        place = self.read_manifest(reference).config.get(
+            "root", reference.directory
+        )  # not of dumps
         return super().open_verified(replace(reference, directory=Path(place)), allowed)
 
 

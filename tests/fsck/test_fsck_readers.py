@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_conformance.fsck.formats import cover
-from ckpt_conformance.fsck.layouts.layouts import is_leftover
+from ckpt_conformance.fsck.layouts import leftovers
 from ckpt_conformance.fsck.layouts.step_names import step_of
 from ckpt_conformance.fsck.source.findings import Malformed
 
@@ -173,4 +173,4 @@ def test_the_step_of_a_name(name: str, step: int | None) -> None:
     ],
 )
 def test_names_of_work_in_progress(name: str, left: bool) -> None:  # noqa: FBT001  the expected value
-    assert is_leftover(name) is left
+    assert leftovers.is_one(name) is left

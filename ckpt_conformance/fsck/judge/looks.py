@@ -11,7 +11,8 @@ from ckpt_conformance.fsck.formats import (
     torchscript,
     written_names,
 )
-from ckpt_conformance.fsck.layouts.layouts import is_text, meant_by
+from ckpt_conformance.fsck.layouts import leftovers
+from ckpt_conformance.fsck.layouts.layouts import is_text
 from ckpt_conformance.fsck.source.findings import (
     Finding,
     Kind,
@@ -96,7 +97,7 @@ def leftover_part(context: Context, name: str) -> None:
     own = replace(context, report=Report(context.report.path, ""))
     look(own, name)
     context.report.findings += [one for one in own.report.findings if one.kind is Kind.UNSAFE]
-    meant = meant_by(name)
+    meant = leftovers.meant_by(name)
     if meant is not None and context.folder.entry(meant) is None:
         why = f"{name.rpartition('/')[2]} is there: a copy, or a save, that did not end"
         context.report.say(Kind.MISSING, meant, why)

@@ -8,7 +8,6 @@ its loose files, grouped by the step in their names, are checkpoints.
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from ckpt_conformance.fsck.formats import (
     torchsnapshot,
     zips,
 )
-from ckpt_conformance.fsck.layouts import linked, step_names
+from ckpt_conformance.fsck.layouts import leftovers, linked, step_names
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed, OutOfTime
 from ckpt_conformance.fsck.source.places import folder_at
@@ -48,23 +47,6 @@ _MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th", ".chkpt", ".ckp", ".pyt
 _TORCH_BY_STEP = (".model", ".weights", ".state", ".params")  # others use these words, too
 _INDEX = re.compile(r".+\.(?:safetensors|bin)\.index(?:\.[^./]+)?\.json")  # with diffusers' variant
 _BY_NAME = (".safetensors", *_TORCH)
-_UNDER_WAY = r"tmp|temp|incomplete|partial|unfinished|in[-_]?progress|writing|saving"
-_ENDINGS = r"(?:pt|pth|bin|ckpt|pkl|tar|safetensors|json|distcp|metadata|npz|npy)"
-_TEMPORARY = (  # of one file: its own name is the group
-    re.compile(rf"\.(.+\.{_ENDINGS})\.[A-Za-z0-9]{{6}}"),  # rsync
-    re.compile(rf"(.+\.{_ENDINGS})\.[0-9a-fA-F]{{8}}"),  # aws s3
-    re.compile(
-        rf"[._]?(?:tmp[._-])?(.+\.{_ENDINGS})(?:\.[0-9a-f]{{8}})?[._-](?:{_UNDER_WAY}|part|filepart|gstmp)"
-    ),
-)
-_LEFTOVER = re.compile(
-    rf"^[._]?tmp[._-]|^[._]?(?:incomplete|unfinished|in[-_]?progress|writing|saving)[._-]|"
-    rf"[._-](?:{_UNDER_WAY})$|\.(?:part|old|del|bak|swp|lock)$|[._-]tmp[._-]|~$|"
-    # A hidden step: who writes one gives it its name at the end.
-    rf"^[._](?:global_?)?(?:step|iter(?:ation)?|epoch|checkpoint|ckpt)s?[-_=]?\d|"
-    rf"^[._]?(?:trash|deleted|corrupt(?:ed)?|broken)[._-]|[._-](?:trash|corrupt(?:ed)?|broken)$|"
-    r"\.orbax-checkpoint-tmp"
-)
 OF_A_STEP = re.compile(
     r"^(?:global_?steps?|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
     re.IGNORECASE,
@@ -200,21 +182,6 @@ def is_reference_file(path: Where) -> bool:
 def _ends(name: str, *endings: str) -> bool:
     """Return whether a name has one of some endings: a load minds no case of them."""
     return name.lower().endswith(endings)
-
-
-def is_leftover(name: str) -> bool:
-    """Return whether a name is one of work in progress."""
-    return _LEFTOVER.search(name) is not None or meant_by(name) is not None
-
-
-def meant_by(name: str) -> str | None:
-    """Return the name that a file gets when it is whole; None of what is no temporary file.
-
-    `.optimizer.pt.AbC123` is one of rsync, `optimizer.pt.tmp` of many programs.
-    """
-    at, slash, last = name.rpartition("/")
-    matches = (pattern.fullmatch(last) for pattern in _TEMPORARY)
-    return next((f"{at}{slash}{match[1]}" for match in matches if match), None)
 
 
 def is_beside(name: str) -> bool:
@@ -359,18 +326,6 @@ def _is_split(folder: Folder, base: str, inner: list[str]) -> bool:
     )
 
 
-def is_below_leftover(name: str) -> bool:
-    """Return whether any part of a name, its own or that of a folder, is of work in progress."""
-    at, _, last = name.rpartition("/")
-    return is_leftover(last) or (bool(at) and _is_leftover_path(at))
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_leftover_path(path: str) -> bool:
-    """Look once at a folder that many files are in."""
-    return any(map(is_leftover, path.split("/")))
-
-
 def form_by_name(name: str) -> Format | None:
     """Return the format that takes all of a folder, by a file of it."""
     return Format.SNAPSHOT if _is_batched(name) else signed_form((name.rpartition("/")[2],))
@@ -448,7 +403,7 @@ def take_folder(folder: Folder, base: str, overview: Overview, depth: int = DEEP
     links: list[str] = []
     for name, kind in inner.walk(depth):
         is_deepest = kind is EntryKind.FOLDER and name.count("/") == DEEPEST - 1
-        if is_below_leftover(name):
+        if leftovers.is_below(name):
             overview.leftovers.append(base + name)
             if kind is EntryKind.FILE:
                 candidate.parts.append(Part(Format.LEFTOVER, "", name))
@@ -790,7 +745,9 @@ def _is_part_of_set(folder: Folder, path: Where) -> bool:
     if isinstance(path, Url):
         return False
     try:
-        names = [name for name in folder.listing() if not (is_leftover(name) or is_beside(name))]
+        names = [
+            name for name in folder.listing() if not (leftovers.is_one(name) or is_beside(name))
+        ]
     except OSError:
         return False
     above = "/".join(path.parent.resolve().parts[-2:])

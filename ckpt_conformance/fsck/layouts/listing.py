@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckpt_conformance.fsck.layouts import layouts, linked, step_names
+from ckpt_conformance.fsck.layouts import layouts, leftovers, linked, step_names
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.layouts.layouts import Candidate, Format, Overview, Part
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -131,7 +131,7 @@ class Found:
         if not self.is_folder:
             return []
         below = folder_at(top).inner(self.base).walk(self.depth)
-        is_kept = ((name, kind) for name, kind in below if not layouts.is_below_leftover(name))
+        is_kept = ((name, kind) for name, kind in below if not leftovers.is_below(name))
         return [name for name, kind in is_kept if kind is EntryKind.FOLDER]
 
     @property
@@ -276,7 +276,7 @@ class Listing:
         kept: dict[str, EntryKind] = {}
         links: dict[str, str] = {}
         for name, kind in self._folder.listing(base).items():
-            if layouts.is_leftover(name):
+            if leftovers.is_one(name):
                 self.leftovers.append(base + name)
                 continue
             if kind is EntryKind.LINK and (why := self._folder.link_problem(base + name)):
@@ -325,7 +325,7 @@ class Listing:
         names: list[str] = []
         is_sure = may_be = False
         for name, kind in inner.walk(depth):
-            if layouts.is_below_leftover(name):
+            if leftovers.is_below(name):
                 self.leftovers.append(base + name)
             elif layouts.is_file(kind) and not layouts.is_beside(name):
                 is_sure = is_sure or layouts.is_data(name)
@@ -426,7 +426,7 @@ def files_below(folder: Folder, depth: int) -> Iterator[str]:
     """Yield the files of a checkpoint's folder, less work in progress; those behind links, too."""
     links: list[str] = []
     for name, kind in folder.walk(depth):
-        if layouts.is_file(kind) and not layouts.is_below_leftover(name):
+        if layouts.is_file(kind) and not leftovers.is_below(name):
             yield name
             if kind is EntryKind.LINK:
                 links.append(name)
