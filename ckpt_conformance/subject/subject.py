@@ -416,7 +416,8 @@ class Subject:
         step, arrived = oracle.arrival(result)
         if state is not None and arrived:
             evidence["step"] = step
-            evidence["differs"] = oracle.differences(arrived, state, self.holds)
+            if differs := oracle.differences(arrived, state, self.holds):
+                evidence["differs"] = differs
         return evidence
 
     def judge(  # noqa: PLR0913  what a verdict needs

@@ -174,6 +174,15 @@ def test_the_name_of_a_folder_says_the_step_of_its_only_file(older: str, tmp_pat
     assert whole.path.parent.name == older.replace("1", "2", 1)
 
 
+@pytest.mark.parametrize("older", ["000100", "run-step-100", "llama-7b-step-100"])
+def test_several_files_of_a_step_are_their_folder(older: str, tmp_path: Path) -> None:
+    for name in (older, newer := older.replace("1", "2", 1)):
+        for file in ("model.pt", "optimizer.pt"):
+            write(tmp_path, f"{name}/{file}")
+    (tmp_path / older / "model.pt").touch()
+    assert newest(tmp_path) == newer
+
+
 def test_of_equal_steps_the_one_with_an_optimizer_is_newer(tmp_path: Path) -> None:
     """The Trainer's example scripts leave the model and its state in the run's folder, too."""
     told = json.dumps({"global_step": 6, "log_history": []})
@@ -241,6 +250,8 @@ def test_the_best_is_placed_by_the_epoch_in_it(tmp_path: Path) -> None:
         whole_job(tmp_path / f"checkpoint{epoch}.pt", epoch)
     whole_job(tmp_path / "checkpoint_best.pt", 2)
     assert newest(tmp_path) == "checkpoint3.pt"
+    whole_job(tmp_path / "checkpoint_last.pt", 3)
+    assert newest(tmp_path) == "checkpoint_last.pt"
     whole_job(tmp_path / "checkpoint_best.pt", 4)
     (tmp_path / "checkpoint3.pt").touch()
     assert newest(tmp_path) == "checkpoint_best.pt"

@@ -232,7 +232,9 @@ def evidence(subject: Subject, explorer: Explorer, worst: FoundViolation) -> dic
     found = explorer.result.audit_of([worst.case.model])
     told = [finding.summary for finding in found[:8]]
     fields = {key: record[key] for key in wanted if record[key]}
-    return {**fields, "differs": record["differs"][:4], "audit": told}
+    if differs := record["differs"][:4]:  # what is lost differs from nothing
+        fields["differs"] = differs
+    return {**fields, "audit": told}
 
 
 def unusable(subject: Subject, models: Sequence[str]) -> list[str]:

@@ -94,7 +94,7 @@ def _key_of(ages: Sequence[Age]) -> Callable[[Age], Key]:
     if all(one.step is not None for one in known):
         return lambda one: (one.is_known, one.step or 0, 0, *_of_equals(one))
     if all(one.counted is not None for one in known):
-        return lambda one: (one.is_known, one.counted or 0, _or_first(one.step), *_of_equals(one))
+        return lambda one: (one.is_known, one.counted or 0, 0, *_of_equals(one))
     return lambda one: (one.is_known, 0, 0, False, one.time)
 
 

@@ -630,11 +630,12 @@ def sets(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _loose(folder: Folder, base: str, parts: list[Part], step: int | None) -> Candidate:
-    """Make a checkpoint of files that share a step."""
+    """Make a checkpoint of files that share a step, which their names say or their folder's."""
     root = folder.inner(base).root
     names = [part.name for part in parts if part.form is not Format.OTHER]
     names = names or [part.name for part in parts]
-    path = root / names[0] if len(names) == 1 or step is not None else root
+    is_named = step_names.step_of(names[0]) is not None
+    path = root / names[0] if len(names) == 1 or is_named else root
     candidate = Candidate(path, root, "", step, parts, names)
     candidate.layout = layout_name(candidate)
     return candidate

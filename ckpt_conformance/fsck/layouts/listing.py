@@ -403,7 +403,8 @@ class Listing:
     ) -> Found:
         """Take some files of a folder as one checkpoint."""
         root = self._folder.inner(base).root
-        is_root = sort is Sort.FILES and len(names) > 1 and step is None
+        is_named = step_names.step_of(names[0]) is not None
+        is_root = sort is Sort.FILES and len(names) > 1 and not is_named
         inner = self._folder.inner(base) if self._is_weighed else self._folder
         return Found(
             sort,
