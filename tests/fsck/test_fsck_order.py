@@ -223,6 +223,7 @@ def test_a_step_of_lerobot_is_one_checkpoint(tmp_path: Path) -> None:
     [
         ("ckpt_a.pt", "ckpt_b.pt"),
         ("ck5.pt", "ck10.pt"),
+        ("model_e1_s900.pt", "model_e2_s1800.pt"),
         ("tokens_50B.pt", "tokens_100B.pt"),
         ("tokens_1.5B.pt", "tokens_2B.pt"),
         ("step900-tokens4B.pt", "step1000-tokens3B.pt"),

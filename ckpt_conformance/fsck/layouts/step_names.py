@@ -33,6 +33,7 @@ _EPOCH = (
     re.compile(r"(?:epoch|(?<![a-zA-Z])ep|^e(?=\d+$))[-_=]?(\d{1,18})()", re.IGNORECASE),
     re.compile(r"(?<!\d)(\d{1,18})()[-_]?epochs?(?![a-z\d])", re.IGNORECASE),
 )
+_PAIR = re.compile(r"(?:^|[-_.])e(\d{1,18})[-_.]?s(\d{1,18})(?=$|[-_.])")
 _AT_END = re.compile(r"(?:^|[-_.=])(\d{1,18})()$")
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NO_STEP = re.compile(
@@ -69,6 +70,8 @@ def moment_of(name: str) -> tuple[int | None, int | None]:
     """Return the epoch and the step that a name says; None for what it does not say."""
     stem = SHARD.sub("", _VERSION.sub("", _ENDING.sub("", name)))
     plain = _NO_STEP.sub("", stem)
+    if pair := _PAIR.search(plain):
+        return int(pair[1]), int(pair[2])
     epoch = _first(_last_of(pattern, plain) for pattern in _EPOCH)
     step = _first((_last_of(_ROUND, stem), *(_last_of(pattern, plain) for pattern in _STEP)))
     return epoch, _last_of(_AT_END, plain) if (epoch, step) == (None, None) else step
