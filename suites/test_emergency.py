@@ -28,6 +28,8 @@ from ckpt_conformance.harness.messages import (
     Run,
     RunResult,
     Save,
+    Steps,
+    StepsResult,
     Train,
 )
 from ckpt_conformance.harness.probes import probe
@@ -289,6 +291,36 @@ def test_a_kill_in_a_dump_costs_the_dump_alone(subject: Subject) -> None:
     resumes(subject, legal, cases)
     if Capability.EXPLICIT_STEP in subject.info.capabilities:
         _require_regular_by_step(subject, legal, [("a whole dump", made.one), *cases])
+
+
+@check("CKC-EMRG-004")
+def test_a_dump_removes_no_regular_checkpoint(subject: Subject) -> None:
+    """A dump that nothing disturbs leaves all regular checkpoints that are there.
+
+    Why: it made room for itself, and the step that a run was to go back to was gone (C01).
+    How: save steps 1 and 2 with none to delete, list the steps, train, dump step 4 and list again;
+    a new process lists and loads both.
+    """
+    subject.need(Capability.STEPS)
+    subject.reset()
+    saves, dump = Run(until=REGULAR, save_at=(1, REGULAR)), Train(n=DUMPED - REGULAR)
+    result = subject.execute(saves, Steps(), dump, EmergencySave(), Close())
+    before = result.of(StepsResult).steps
+    if not result.went_well or before is None or not {1, REGULAR} <= set(before):
+        raise dump_fails(subject, result)
+    if gone := {1, REGULAR} - set(subject.steps()):
+        message = f"a dump of step {DUMPED} removes the regular checkpoint of step {min(gone)}"
+        raise Violation(message, evidence=subject.evidence(result, before=before))
+    if Capability.EXPLICIT_STEP in subject.info.capabilities:
+        legal = subject.legal(subject.golden((1, REGULAR, DUMPED)))
+        _require_step(subject, legal, 1, "after a dump of step 4")
+
+
+def _require_step(subject: Subject, legal: Mapping[int, Leaves], step: int, when: str) -> None:
+    resumed = subject.resume(step)
+    if outcome_of(subject, resumed, {step: legal[step]}, step) is not Outcome.NEW:
+        message = f"{when} the regular step {step} is not served any more: {subject.tell(resumed)}"
+        raise Violation(message, evidence=subject.evidence(resumed, legal[step]))
 
 
 def _require_undisturbed(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract import Capability
+from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import Outcome
 from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS, digest_of
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.injected_calls import Trial
+    from ckpt_conformance.harness.messages import Error
     from ckpt_conformance.subject.subject import Subject
 
 NEWEST = 4
+_VARIES = re.compile(r"/\S+|\d+")  # paths and numbers
 LISTED: Slot[set[int]] = Slot("steps that a manager finds in a directory")
 
 
@@ -29,12 +32,16 @@ def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Su
     Why: an unreadable file was logged as 'checkpoint not found'; the run began again at step 0 and
     wrote over the old ones (B08). What removes damaged steps removed one that could be read again.
     How: EIO, and interrupted calls, at the N-th open, read or listing of a load, once and from
-    there on; look at what the job got. Where an error that ended was met, and the load changed the
-    directory, load once more without it, and list the steps: the directory serves what it did.
+    there on; look at what the job got. What is raised are not the words of a load where nothing
+    was ever saved, on which a script begins anew. Where an error that ended was met, and the load
+    changed the directory, load once more without it, and list the steps: the directory serves what
+    it did.
     """
     states = subject.legal(subject.golden())
     held = sorted(subject.holds)
     known = {step: digest_of(state, held) for step, state in states.items()}
+
+    nothing = what_nothing_says(subject)
 
     def is_wrong(_: str, trial: Trial) -> str:
         if trial.died:
@@ -43,12 +50,31 @@ def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Su
             return cost
         step, state = trial.observed.step, trial.observed.state
         if trial.error:
-            return ""
+            return _as_nothing(trial.name, trial.error, nothing)
         if not step:
             return f"{Outcome.COLD_START} after {trial.name}"
         return "" if known.get(step) == state else f"{Outcome.SILENT_WRONG} after {trial.name}"
 
     injected_calls.require(subject, ("load",), is_wrong, is_stood_in_for=True)
+
+
+def what_nothing_says(subject: Subject) -> str:
+    """Return the words of a load of an empty directory; none where it begins a new run."""
+    trees.clear(subject.root)
+    error = subject.resume().error
+    return _said(error) if error else ""
+
+
+def _as_nothing(name: str, error: Error, nothing: str) -> str:
+    """Say that an error has the words of an empty directory; empty if it has others."""
+    return (
+        f"{name} is told as if nothing was ever saved: {nothing}" if _said(error) == nothing else ""
+    )
+
+
+def _said(error: Error) -> str:
+    """Return the type and the words of an error, without paths and numbers."""
+    return f"{error.type}: {_VARIES.sub('*', error.message)}"
 
 
 def what_it_cost(subject: Subject, trial: Trial) -> str:

@@ -121,6 +121,24 @@ class MakesRoom(CheckpointManager):
 
 
 @mutant(
+    "C01-oldest",
+    url="Lightning-AI/pytorch-lightning#1150",
+    change="a dump makes room first: of several regular checkpoints it removes the oldest",
+    violates={"CKC-EMRG-004"},
+)
+class MakesSomeRoom(CheckpointManager):
+    """Has a small disk, and two checkpoints that one may go back to."""
+
+    def dump(self, state: Snapshot) -> Path:
+        """Remove the oldest, where another one stays."""
+        there = resolve.scan(self.root) if self.root.is_dir() else []
+        regular = [one.reference for one in there if one.reference.kind != "emergency"]
+        if len(regular) > 1:
+            self.delete_step(min(regular, key=lambda one: one.step))
+        return super().dump(state)
+
+
+@mutant(
     "P02",
     url="Lightning-AI/pytorch-lightning#21406",
     change="the handler of SIGTERM raises, in the middle of what goes on",

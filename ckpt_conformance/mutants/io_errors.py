@@ -17,6 +17,7 @@ from ckpt_conformance.mutants.power_loss import PROGRESS, SideFile
 from ckpt_conformance.reference_impl import (
     CheckpointDamaged,
     CheckpointManager,
+    CheckpointNotFound,
     CheckpointReference,
     LoadResult,
     layout,
@@ -118,6 +119,25 @@ class UnreadableIsAbsent(CheckpointManager):
             logger.info("no checkpoint found: %s", error)
             nothing = CheckpointReference(self.root, 0, "model")
             return LoadResult(0, 0, {}, nothing, [], [])
+
+
+@mutant(
+    "B08-listing",
+    url="marin-community/marin#8760",
+    change="a directory that cannot be listed counts as one without checkpoints",
+    violates={"CKC-IOER-005"},
+)
+class UnlistedIsEmpty(CheckpointManager):
+    """Says of a dying disk that nothing was saved, as a new run begins with."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load; what cannot be listed is not there."""
+        try:
+            return super().load(*given, **named)
+        except CheckpointDamaged as error:
+            if named.get("step") is not None or "cannot be listed" not in str(error):
+                raise
+            raise CheckpointNotFound(f"there is no checkpoint in {self.root}") from None
 
 
 @mutant(
