@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves, SeenCall
-    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
     from ckpt_conformance.subject.worlds import WorldResult
 
 REGULAR, DUMPED, LATER = 2, 4, 6
@@ -177,6 +177,7 @@ def test_a_newer_dump_is_resumed(subject: Subject) -> None:
             raise Violation(message, evidence=subject.evidence(dumping))
         resumed = subject.resume()
         if oracle.step_of(resumed) != DUMPED:
+            controls.require(smoke.test_a_new_process_loads_what_was_saved, subject)
             beside = "a regular step 2" if len(first) > 2 else "nothing"  # noqa: PLR2004
             message = f"step 4 was dumped beside {beside}; a resume gives {subject.tell(resumed)}"
             raise Violation(message, evidence=subject.evidence(resumed))
@@ -290,6 +291,7 @@ def test_a_kill_in_a_dump_costs_the_dump_alone(subject: Subject) -> None:
         cases.append((where, place))
     resumes(subject, legal, cases)
     if Capability.EXPLICIT_STEP in subject.info.capabilities:
+        _require_by_request(subject, subject.golden(), REGULAR)
         _require_regular_by_step(subject, legal, [("a whole dump", made.one), *cases])
 
 
@@ -312,15 +314,19 @@ def test_a_dump_removes_no_regular_checkpoint(subject: Subject) -> None:
         message = f"a dump of step {DUMPED} removes the regular checkpoint of step {min(gone)}"
         raise Violation(message, evidence=subject.evidence(result, before=before))
     if Capability.EXPLICIT_STEP in subject.info.capabilities:
-        legal = subject.legal(subject.golden((1, REGULAR, DUMPED)))
-        _require_step(subject, legal, 1, "after a dump of step 4")
+        _require_first(subject)
 
 
-def _require_step(subject: Subject, legal: Mapping[int, Leaves], step: int, when: str) -> None:
-    resumed = subject.resume(step)
-    if outcome_of(subject, resumed, {step: legal[step]}, step) is not Outcome.NEW:
-        message = f"{when} the regular step {step} is not served any more: {subject.tell(resumed)}"
-        raise Violation(message, evidence=subject.evidence(resumed, legal[step]))
+def _require_first(subject: Subject) -> None:
+    """Raise Violation where the first regular step is not served by request after a dump."""
+    golden = subject.golden((1, REGULAR, DUMPED))
+    first = subject.legal(golden)[1]
+    resumed = subject.resume(1)
+    if outcome_of(subject, resumed, {1: first}, 1) is Outcome.NEW:
+        return
+    _require_by_request(subject, golden, 1)
+    message = f"after a dump of step {DUMPED} step 1 is not served any more"
+    raise Violation(message, evidence=subject.evidence(resumed, first))
 
 
 def _require_undisturbed(
@@ -353,6 +359,15 @@ def _calls_of_a_dump(subject: Subject) -> Sequence[SeenCall]:
     trees.materialize(dumps(subject).before, subject.root)
     result = _dump_after_resume(subject, system_call.count())
     return require_calls(subject, result, result.of(EmergencySaveResult).faults)
+
+
+def _require_by_request(subject: Subject, golden: Golden, step: int) -> None:
+    """Raise Unknown where a step is not served by request beside a regular one that is newer."""
+    trees.materialize(golden.snapshot(DUMPED), subject.root)
+    resumed = subject.resume(step)
+    if outcome_of(subject, resumed, {step: subject.legal(golden)[step]}, step) is not Outcome.NEW:
+        what = f"step {step} by request, beside a regular step {DUMPED}"
+        raise control_failed(f"{what}: {subject.tell(resumed)}", "CKC-INTN-001")
 
 
 def _require_regular_by_step(

@@ -138,7 +138,7 @@ class SideFileInPlace(CheckpointManager):
     "B01-insists",
     url="KempnerInstitute/KempnerForge#102",
     change="the pointer names a step before it is committed, and a load insists on the pointer",
-    violates={"CKC-ATOM-001", "CKC-DURA-001", "CKC-IOER-002"},
+    violates={"CKC-ATOM-001", "CKC-DURA-001", "CKC-IOER-002", "CKC-EMRG-007"},
 )
 class PointerBeforeData(CheckpointManager):
     """Points at what is not there yet."""

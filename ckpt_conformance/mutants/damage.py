@@ -58,14 +58,14 @@ mutant(
     "O01",
     url="pytorch/pytorch#28858",
     change="only the sizes of files are verified, not their bytes",
-    violates={"CKC-CORR-001", "CKC-CORR-003"},
+    violates={"CKC-CORR-001", "CKC-CORR-003", "CKC-EMRG-003"},
 )(SizeOnly)
 
 mutant(
     "O01-dcp",
     url="pytorch/pytorch#126952",
     change="only the sizes of the files of a DCP directory are verified, not their bytes",
-    violates={"CKC-CORR-001", "CKC-CORR-003", "CKC-SHRD-003"},
+    violates={"CKC-CORR-001", "CKC-CORR-003", "CKC-SHRD-003", "CKC-EMRG-003"},
     base="reference-dcp",
 )(SizeOnly)
 
@@ -340,7 +340,7 @@ class TakesKeysForGranted(CheckpointManager):
     "B07-open",
     url="huggingface/transformers#35580",
     change="damage of the newest checkpoint is raised, and no older one is tried",
-    violates={"CKC-CORR-006", "CKC-DISC-010", "CKC-SIDE-012"},
+    violates={"CKC-CORR-006", "CKC-DISC-010", "CKC-SIDE-012", "CKC-EMRG-003"},
 )
 class RaisesAtTheFirst(CheckpointManager):
     """Does not fall back."""

@@ -80,7 +80,7 @@ class EightDigits(CheckpointManager):
     "B07",
     url="huggingface/transformers#35782",
     change="the step with the largest number is the only candidate, whole or not",
-    violates={"CKC-CORR-006", "CKC-DISC-010"},
+    violates={"CKC-CORR-006", "CKC-DISC-010", "CKC-EMRG-003"},
 )
 class OnlyTheNewest(CheckpointManager):
     """Does not fall back."""
@@ -119,6 +119,7 @@ class WeakFallback(CheckpointManager):
         "CKC-DISC-002",
         "CKC-IOER-005",
         "CKC-SHRD-001",
+        "CKC-EMRG-003",
     },
 )
 class UnreadableIsAbsent(OnlyTheNewest):
@@ -157,7 +158,7 @@ class NothingIsFine(CheckpointManager):
     "B01",
     url="KempnerInstitute/KempnerForge#102",
     change="what the pointer names is loaded, however old it is",
-    violates={"CKC-DISC-003", "CKC-RTRP-020"},
+    violates={"CKC-DISC-003", "CKC-RTRP-020", "CKC-EMRG-001"},
 )
 class PointerDecides(CheckpointManager):
     """Trusts the pointer more than the directory."""
@@ -250,7 +251,7 @@ class EveryNameIsANumber(CheckpointManager):
     "C05-latest",
     url="huggingface/transformers#26961",
     change="the newest checkpoint is the one that was modified last",
-    violates={"CKC-DISC-006", "CKC-DISC-018", "CKC-RTRP-020"},
+    violates={"CKC-DISC-006", "CKC-DISC-018", "CKC-RTRP-020", "CKC-EMRG-002"},
 )
 class NewestByTime(CheckpointManager):
     """Takes the time of modification for age."""
@@ -496,7 +497,7 @@ class ListsOnce(CheckpointManager):
     "B04-second",
     url="NVIDIA-NeMo/Megatron-Bridge#5964",
     change="the list of steps is read again where the directory was changed in another second",
-    violates={"CKC-DISC-017"},
+    violates={"CKC-DISC-017", "CKC-EMRG-001"},
 )
 class ListsBySeconds(CheckpointManager):
     """Does not see what another process saves within a second."""
@@ -686,7 +687,7 @@ class RollbackDeletes(CheckpointManager):
     "R09-rollback",
     url="deepspeedai/DeepSpeed#8499",
     change="the latest is what was saved last; its optimizers are of the largest step",
-    violates={"CKC-DISC-012", "CKC-IOER-005", "CKC-RTRP-020"},
+    violates={"CKC-DISC-012", "CKC-IOER-005", "CKC-RTRP-020", "CKC-EMRG-001"},
 )
 class TwoRulesOfTheLatest(CheckpointManager):
     """Both rules name the same step until a run goes back and saves."""

@@ -476,7 +476,7 @@ class ColdInSilence(CheckpointManager):
     "R04-kind",
     url="huggingface/transformers#26186",
     change="a manager that saves one kind looks for no other",
-    violates={"CKC-INTN-013"},
+    violates={"CKC-INTN-013", "CKC-EMRG-001"},
 )
 class KnowsOneFormat(CheckpointManager):
     """Takes the kind that it saves for the only one there is."""

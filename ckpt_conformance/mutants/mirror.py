@@ -213,7 +213,14 @@ class PointerFirst(DirectoryMirror):
     "D06",
     url="mosaicml/composer#3376",
     change="the pointer is uploaded before the files, and a load takes what the pointer names",
-    violates={"CKC-CORR-006", "CKC-DISC-003", "CKC-DISC-010", "CKC-MIRR-006", "CKC-RTRP-020"},
+    violates={
+        "CKC-CORR-006",
+        "CKC-DISC-003",
+        "CKC-DISC-010",
+        "CKC-MIRR-006",
+        "CKC-RTRP-020",
+        "CKC-EMRG-001",
+    },
 )
 class PointerBeforeFiles(Mirrors):
     """Keeps no order between data and pointer."""

@@ -127,7 +127,7 @@ class _OfRank0(CheckpointManager):
     "E07-ranks",
     url="NVIDIA/Megatron-LM#6858",
     change="every rank takes the generators of rank 0",
-    violates={"CKC-SHRD-005", "CKC-RSUM-013"},
+    violates={"CKC-SHRD-005", "CKC-RSUM-013", "CKC-EMRG-008"},
     base="reference-dcp",
 )
 class GeneratorsOfRank0(_OfRank0):
@@ -140,7 +140,7 @@ class GeneratorsOfRank0(_OfRank0):
     "H01-ranks",
     url="PrimeIntellect-ai/prime-rl#3332",
     change="every rank takes the data position of rank 0",
-    violates={"CKC-SHRD-006", "CKC-RSUM-013"},
+    violates={"CKC-SHRD-006", "CKC-RSUM-013", "CKC-EMRG-008"},
     base="reference-dcp",
 )
 class PositionOfRank0(_OfRank0):

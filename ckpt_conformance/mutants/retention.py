@@ -279,7 +279,8 @@ class RemembersPaths(CheckpointManager):
     def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
         """Take the list from the checkpoint."""
         result = super().load(*given, **named)
-        self.kept = tuple(read_manifest(result.reference.manifest_path).config["kept"])
+        config = read_manifest(result.reference.manifest_path).config
+        self.kept = tuple(config.get("kept", ()))  # a dump has none
         return result
 
     def retain(self, saved: CheckpointReference) -> None:

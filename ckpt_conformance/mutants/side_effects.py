@@ -129,7 +129,7 @@ class OneModeForAll(CheckpointManager):
     "P02-ignored",
     url="Lightning-AI/pytorch-lightning#21406",
     change="a save ignores SIGTERM, so that nothing cuts it short, and leaves it so",
-    violates={"CKC-SIDE-001"},
+    violates={"CKC-SIDE-001", "CKC-EMRG-005"},
 )
 class IgnoresTheSignal(CheckpointManager):
     """Undoes nothing: the job gets no word of its preemption any more."""
