@@ -6,10 +6,11 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract import DEFAULT_KIND, trees
+from ckpt_conformance.contract import DEFAULT_KIND, Capability, trees
 from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.contract.verdicts import (
     NotApplicable,
@@ -396,6 +397,61 @@ def _require_none_left(result: ProcessResult, at: int, what: str) -> None:
     if grown >= LEAKS:
         new = dict((after - before).most_common(4))
         raise Violation(f"{LEAKS} {what} leave {grown} descriptors open", evidence=new)
+
+
+@check("CKC-SIDE-020")
+def test_saves_leave_no_state_in_memory(subject: Subject) -> None:
+    """However often a job saves, its tensors take as much memory as after the first saves.
+
+    Why: each snapshot of a save in the background stayed in a list, or in the handle that the
+    manager kept; the job was ended by the kernel after some hundred saves.
+    How: save twice, add up the memory of all tensors, save six times more, add up again; where
+    saves in the background are declared, the same with these. Garbage is collected before; half of
+    a model more for each save is a leak.
+    """
+    ways: dict[str, Callable[[int], list[AnyOp]]] = {"saves": lambda step: [Save(step=step)]}
+    if Capability.ASYNC in subject.info.capabilities:
+        ways["saves in the background"] = lambda step: [BeginSave(step=step), EndSaves()]
+    for what, save in ways.items():
+        subject.reset()
+        count = probe("tensor_bytes")
+        steps = [save(step) for step in range(1, LEAKS + 3)]
+        ops = [*chain(*steps[:2]), count, *chain(*steps[2:]), count]
+        result = undisturbed.ended(subject, subject.execute(*ops), f"{what}, one after the other")
+        before, after = (int(str(one.value)) for one in result.all_of(ProbeResult))
+        if after - before >= LEAKS * before // 4:
+            evidence = {"bytes of tensors after two": before, "after eight": after}
+            raise Violation(f"{LEAKS} {what} leave their tensors in memory", evidence=evidence)
+
+
+@check("CKC-SIDE-019")
+def test_others_may_read_what_was_saved_as_the_umask_lets_them(subject: Subject) -> None:
+    """Files and directories of a step may be read by whom the umask of the job lets read new ones.
+
+    Why: `tempfile` makes files of mode 0600 and directories of 0700, whatever the umask is; renamed
+    to a step they stay so, and an evaluation of another user cannot open them.
+    How: save with umask 022; every file that is not empty, and the directories that it is in, are
+    to be readable by all.
+    """
+    subject.reset()
+    result = subject.execute(probe("mask", bits=0o022), Train(n=2), Save(), Close())
+    undisturbed.ended(subject, result, "a save")
+    if hidden := _unreadable(subject.root):
+        message = "what was saved is readable by its owner alone, and the umask was 022"
+        raise Violation(message, evidence={"modes": dict(list(hidden.items())[:8])})
+
+
+def _unreadable(root: Path) -> dict[str, str]:
+    """Return files that are not empty, and folders that they are in, which others may not read."""
+    files = [path for path in trees.files(root) if path.stat().st_size]
+    folders = {above for path in files for above in path.parents if above.is_relative_to(root)}
+    wanted = dict.fromkeys(files, 4) | dict.fromkeys(folders - {root}, 5)
+    modes = {path: path.stat().st_mode & 0o777 for path in wanted}
+    return {
+        path.relative_to(root).as_posix(): f"{modes[path]:04o}"
+        for path, bits in wanted.items()
+        if modes[path] & bits != bits
+    }
 
 
 # -- files ---------------------------------------------------------------------------------------

@@ -257,6 +257,27 @@ def test_an_entry_that_the_job_lacks_is_refused_or_reported(subject: Subject) ->
             )
 
 
+@check("CKC-INTN-018")
+def test_a_component_that_the_job_lacks_is_refused_or_reported(subject: Subject) -> None:
+    """A whole component of the checkpoint that the job does not have is refused or named.
+
+    Why: a script that builds one optimizer where there were two goes on with half of the state, and
+    reports success (J01).
+    How: save a job with two optimizers and their schedulers; load it into one that has the first of
+    them alone. The load refuses, warns, or names the second one in what the process prints.
+    """
+    subject.need(holds=("optimizer",))
+    golden = subject.golden(kind="two-optimizers")
+    subject.loaded(golden, 4)
+    subject.materialize(golden)
+    result = subject.resume(kind="two-optimizers", variant="fewer")
+    if result.exit_kind is not ExitKind.ENDED:
+        raise Unknown(f"a load into a job with one optimizer less: {subject.tell(result)}")
+    if not _refused(result) and "second" not in result.output:
+        message = "the second optimizer of the checkpoint has no destination, and nothing is said"
+        raise Violation(message, evidence=subject.evidence(result))
+
+
 @check("CKC-INTN-016")
 def test_what_was_saved_apart_is_not_one_in_the_job(subject: Subject) -> None:
     """Two tensors that were saved apart never fill one place; a destination that ties them refuses.

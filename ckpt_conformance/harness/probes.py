@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.harness.messages import Probe
 from ckpt_conformance.processes import lifecycle, rendezvous
 
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 SECOND = 1_000_000_000  # nanoseconds
 
 
@@ -42,6 +47,33 @@ def reach(child: Any, step: int) -> None:  # noqa: ANN401  a Child
 def count(child: Any, step: int) -> None:  # noqa: ANN401  a Child
     """Count as if `step` steps had been trained; nothing else of the job changes."""
     child.job.step = step
+
+
+def rate_at(child: Any, epoch: int) -> list[float] | str:  # noqa: ANN401  a Child
+    """Ask schedulers for the rates of an epoch, as `step(epoch)` does; words where one raises."""
+    rates: list[float] = []
+    child.prepare()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an older way to step, which torch keeps
+        for scheduler in child.job.schedulers.values():
+            try:
+                scheduler.step(epoch)
+            except Exception as error:  # noqa: BLE001  whatever the state that was loaded lacks
+                return f"{type(error).__name__}: {error}"
+            rates += scheduler.get_last_lr()
+    return rates
+
+
+def mask(_child: Any, bits: int) -> None:  # noqa: ANN401  a Child
+    """Set which bits of the mode new files do not get."""
+    os.umask(bits)
+
+
+def tensor_bytes(_child: Any) -> int:  # noqa: ANN401  a Child
+    """Count the bytes of memory that tensors of this process hold, each once."""
+    gc.collect()
+    storages = (one.untyped_storage() for one in gc.get_objects() if type(one) in _TENSORS)
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
 
 def scribble(child: Any) -> int:  # noqa: ANN401  a Child

@@ -352,6 +352,21 @@ class PlansFromTheTarget(CheckpointManager):
         super().check_model({key: saved[key] for key in saved if key in live}, live, manifest)
 
 
+@mutant(
+    "J01-component",
+    url="pytorch/pytorch#126881",
+    change="a component that was saved and that the job does not have is passed over",
+    violates={"CKC-INTN-018"},
+)
+class PassesOverComponents(CheckpointManager):
+    """Loads what the job asks for."""
+
+    def check_components(self, opened: Any, job: Any, allowed: set[str]) -> list[str]:  # noqa: ANN401
+        """Compare what the job has."""
+        extra = set(opened.manifest.components) - set(job.ids)
+        return super().check_components(opened, job, allowed | extra)
+
+
 # -- another kind, another path --------------------------------------------------------------------
 
 

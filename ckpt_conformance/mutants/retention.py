@@ -259,6 +259,53 @@ class CleansUp(CheckpointManager):
 
 
 @mutant(
+    "C02-timeline",
+    url="NVIDIA-NeMo/Megatron-Bridge#4678",
+    change="a save after a load of an older step deletes all newer ones: the timeline is another",
+    violates={"CKC-RETN-014"},
+)
+class OneTimeline(CheckpointManager):
+    """Takes who looks back for one who gives up."""
+
+    back_to: int | None = None
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Remember an older step that was asked for."""
+        result = super().load(*given, **named)
+        self.back_to = named.get("step")
+        return result
+
+    def retain(self, saved: CheckpointReference) -> None:
+        """Delete what is newer, once."""
+        super().retain(saved)
+        back_to, self.back_to = self.back_to, None
+        for found in resolve.scan(self.root) if back_to is not None else ():
+            if found.reference.step > saved.step:
+                self.delete_step(found.reference)
+
+
+@mutant(
+    "B16-prefix",
+    url="google/orbax#394",
+    change="a cleanup before each save deletes every name that begins as those of its drafts do",
+    violates={"CKC-RETN-005"},
+)
+class CleansUpByPrefix(CheckpointManager):
+    """Drafts are `.draft-NAME`, and what a user calls `.draft_notes` goes with them."""
+
+    def staged(self, name: str, save_id: str) -> Path:
+        """A name of its own."""
+        return self.root / f".draft-{super().staged(name, save_id).name}"
+
+    def prepare(self) -> None:
+        """Clean up."""
+        super().prepare()
+        for name in resolve.names_in(self.root):
+            if name.startswith(".draft"):
+                self.unlink(self.root / name)
+
+
+@mutant(
     "C10",
     url="Lightning-AI/pytorch-lightning#12225",
     change="what may go is a list of absolute paths that travels in the checkpoint",

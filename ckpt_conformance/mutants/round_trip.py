@@ -156,6 +156,33 @@ class ScalarIsLeftOut(FrozenIsLeftOut):
         return not parameter.ndim
 
 
+@mutant(
+    "K04-points",
+    url="huggingface/safetensors#258",
+    change="a tensor without dimensions is kept as a number, and made a tensor again by its value",
+    violates={"CKC-RTRP-012"},
+)
+class PointsAreNumbers(CheckpointManager):
+    """Of a number only Python's type is known: float32, int64 or bool come of it."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
+        """Make each anew from its value."""
+        return {key: _by_value(entry) for key, entry in super().capture_model(model).items()}
+
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
+        """Read them as what they were made to, and cast."""
+        live = model.state_dict()
+        planned = super().plan_model(
+            opened, Part({k: _by_value(v) for k, v in live.items()}), reads
+        )
+        return {key: planned.get(key, entry) for key, entry in live.items()}
+
+
+def _by_value(entry: Any) -> Any:
+    is_point = isinstance(entry, torch.Tensor) and not entry.ndim and entry.dtype != torch.int64
+    return torch.tensor(entry.item()) if is_point else entry
+
+
 class RenamesKeys(CheckpointManager):
     """Writes the model under other names; of two entries with one name the last one wins."""
 

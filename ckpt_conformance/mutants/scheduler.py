@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
@@ -173,6 +174,23 @@ class DecayedIsInitial(CheckpointManager):
         """Load, then take the rates of the groups as base rates."""
         super().restore_scheduler(scheduler, state)
         scheduler.base_lrs = [group["lr"] for group in scheduler.optimizer.param_groups]
+
+
+@mutant(
+    "F09-counter",
+    url="huggingface/nanotron#256",
+    change="what is a Counter in a scheduler's state comes back as a plain dict",
+    violates={"CKC-COMP-020"},
+)
+class CounterIsDict(CheckpointManager):
+    """The values are equal, and a method is missing."""
+
+    def restore_scheduler(self, scheduler: Any, state: Any) -> None:
+        """Load what a format without classes keeps."""
+        super().restore_scheduler(scheduler, state)
+        for name, value in vars(scheduler).items():
+            if isinstance(value, Counter):
+                setattr(scheduler, name, dict(value))
 
 
 @mutant(

@@ -321,6 +321,36 @@ class PointerAboveTheRoot(CheckpointManager):
 
 
 @mutant(
+    "O07-mode",
+    url="safetensors/safetensors#782",
+    change="files are made as tempfile makes them, of mode 0600, and renamed",
+    violates={"CKC-SIDE-019"},
+)
+class ForTheOwnerAlone(CheckpointManager):
+    """An evaluation of another user finds the step and cannot open it."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename what only the owner may read."""
+        source.chmod(0o700 if source.is_dir() else 0o600)
+        super().rename(source, target)
+
+
+@mutant(
+    "O09-memory",
+    url="pytorch/pytorch#170163",
+    change="each snapshot stays in a list of the manager",
+    violates={"CKC-SIDE-020"},
+)
+class KeepsSnapshots(CheckpointManager):
+    """Takes more memory with each save, until the kernel ends the job."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save, and keep what was saved."""
+        self.written = [*getattr(self, "written", []), state]
+        return super().save_snapshot(state)
+
+
+@mutant(
     "O06-shared",
     url="pytorch/rl#3966",
     change="a large parameter is a shared mapping of the file it was loaded from",

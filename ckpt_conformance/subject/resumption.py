@@ -54,6 +54,7 @@ OWNERS = {
     "drawing": "CKC-COMP-018",
     "empty": "CKC-RTRP-011",
     "scalar": "CKC-RTRP-012",
+    "points": "CKC-RTRP-012",
     "transformer": "CKC-RSUM-010",
     "two-optimizers": "CKC-COMP-014",
     "accumulate": "CKC-COMP-013",

@@ -70,6 +70,7 @@ KINDS: dict[str, Kind] = {
     ),
     "empty": Kind(models.WithEmpty, shows="a parameter without elements"),
     "scalar": Kind(models.WithScalar, shows="a parameter without dimensions"),
+    "points": Kind(models.WithPoints, shows="buffers without dimensions, of five dtypes"),
     "unused": Kind(
         models.WithUnused,
         is_frozen_optimized=True,
@@ -349,7 +350,8 @@ def _optimizers(
         return {"optimizer": Scaling([decaying, constant], rate)}
     if kind.optimizer == "two":
         second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
-        return {"optimizer": optim.AdamW([decaying], rate), "optimizer.second": second}
+        first = {"optimizer": optim.AdamW([decaying], rate)}
+        return first if variant == "fewer" else {**first, "optimizer.second": second}
     groups = [decaying, constant]
     if variant == "regrouped":
         groups = [{**decaying, "params": [*matrices, *vectors]}]

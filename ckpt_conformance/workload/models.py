@@ -108,6 +108,20 @@ class WithScalar(Plain):
         return h * self.scale if hasattr(self, "scale") else h
 
 
+class WithPoints(Plain):
+    """Beside what `Plain` has, buffers without a dimension, each of another dtype."""
+
+    DTYPES = ("float64", "float16", "bfloat16", "int32", "bool")
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        for name in self.DTYPES:
+            if Feature.SCALAR not in without and name not in without:
+                drawn = 100 * torch.rand((), dtype=torch.float64)  # all 53 bits of it
+                self.register_buffer(f"point_{name}", drawn.to(getattr(torch, name)))
+
+
 class WithUnused(Plain):
     """Beside what `Plain` has, a trainable parameter that no forward pass uses.
 

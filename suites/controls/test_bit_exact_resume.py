@@ -372,6 +372,21 @@ def test_scalar_parameters_are_the_saved_ones(subject: Subject) -> None:
     features.comes_back(subject, Feature.SCALAR, "scalar", lambda path: path == "scale", message)
 
 
+@check("CKC-RTRP-012")
+def test_tensors_without_dimensions_keep_their_dtype(subject: Subject) -> None:
+    """Buffers without dimensions arrive with the dtype and the bits that were saved.
+
+    Why: who stores a number and makes a tensor of it again gets float32 or int64, whatever it was;
+    of a float64 bits are lost (K04).
+    How: a model with such buffers of float64, float16, bfloat16, int32 and bool.
+    """
+    controls.require(test_buffers_are_the_saved_ones, subject)
+    message = "a tensor without dimensions is not what was saved"
+    features.comes_back(
+        subject, Feature.SCALAR, "points", lambda path: path.startswith("point_"), message
+    )
+
+
 @check("CKC-RTRP-007")
 def test_live_state_does_not_alias_the_file(subject: Subject) -> None:
     """After the load, a change of the files changes nothing in the job.

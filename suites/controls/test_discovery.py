@@ -670,7 +670,8 @@ def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
     (C14).
     How: resume from step 4, save step 6 in that child; then ask for step 2 (step 4, where the
     manager keeps two) and for the latest. Then resume from step 2 where 4 and 6 are there, save
-    another step 4: the latest is that one or 6, as its manager has it, and each is whole.
+    another step 4: the latest is that one or 6, as its manager has it, and each is whole. Whether
+    6, of the run that was left, may be deleted is asked by CKC-RETN-014.
     """
     most = subject.info.max_keep or 3
     if most < 2:  # noqa: PLR2004  the step that is saved, and another one

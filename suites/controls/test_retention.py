@@ -18,7 +18,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance.fault_injectors import at_rest, counting
+from ckpt_conformance.fault_injectors import at_rest, counting, system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.fault_injectors.points import Now
 from ckpt_conformance.fault_injectors.system_call import REMOVALS
@@ -26,11 +26,15 @@ from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
+    Load,
     Options,
     Run,
     RunResult,
+    Save,
+    SaveResult,
     Steps,
     StepsResult,
+    Train,
     calls_of,
     whole,
 )
@@ -38,7 +42,7 @@ from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import batched_recovery, by_name, controls, names, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import Slot
+from ckpt_conformance.subject.subject import OTHER_SEED, Slot
 from ckpt_conformance.suites.controls import copied_steps, rotation_orders
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_damage as damage
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves, Tree
     from ckpt_conformance.subject.subject import Golden, Subject
 
+_BEGINNING = re.compile(r"[._-]*[A-Za-z]+")  # of a name
 ASK = (Close(), Steps())  # a manager may still be deleting: to close it is to wait for that
 HALF_DELETED = 6  # directories with a part of an old step, at the quick budget
 FAN_OUT = re.compile(r"[0-9a-f]{2,3}")
@@ -492,10 +497,11 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     Why: a cleanup at start-up took what it did not know for leftovers (B16); paths kept in a
     checkpoint pointed into the run it was copied from (C10, KX8).
     How: plant foreign names, an hour old, save and rotate; run on in a copy of the tree; look at
-    the originals.
+    the originals. Some begin as names do that a save makes and removes or renames.
     """
     golden = subject.golden()
-    similar = [path for name in names.of_step(golden, 4) for path in names.lookalikes(name)]
+    similar = _like_drafts(subject)
+    similar += [path for name in names.of_step(golden, 4) for path in names.lookalikes(name)]
     foreign = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
     names.age(subject.root)
     before = {name: _stamp(subject.root / name) for name in foreign}
@@ -517,6 +523,43 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     if gone:
         message = "a run in a copy of the tree deleted files of the original"
         raise Violation(message, evidence={"names": gone[:8]})
+
+
+@check("CKC-RETN-014")
+def test_a_save_after_going_back_deletes_no_newer_step(subject: Subject) -> None:
+    """Who loads an older step by request and saves keeps the steps that are newer than it.
+
+    Why: to go back was taken for giving up what came after: the next save deleted it, and a run
+    that was to be compared with the old one had nothing to compare with (C02).
+    How: save steps 2, 4 and 6 with none to delete; in a new process load step 2 by request, train
+    and save step 3. Steps 4 and 6 are still listed, or load by request. A save that is refused
+    deletes nothing.
+    """
+    subject.need(Capability.STEPS, Capability.EXPLICIT_STEP)
+    golden = subject.golden((2, 4, 6))
+    subject.materialize(golden)
+    back = subject.execute(Load(step=2), Train(n=1), Save(step=3), Close(), seed=OTHER_SEED)
+    if 3 not in back.steps_of("acknowledged"):  # noqa: PLR2004  the step that was saved
+        raise NotApplicable(f"a save of step 3 beside steps 4 and 6: {subject.tell(back)}")
+    gone = sorted({4, 6} - set(subject.steps()))
+    if gone and oracle.step_of(subject.resume(gone[0])) != gone[0]:
+        message = f"a save of step 3, after a load of step 2, deletes step {gone[0]}"
+        raise Violation(message, evidence=subject.evidence(back, gone=gone))
+
+
+def _like_drafts(subject: Subject) -> list[str]:
+    """Return names that begin as a draft's do, which a save makes and renames or removes.
+
+    None where this machine does not let a save be watched.
+    """
+    subject.reset()
+    saved = subject.execute(Train(n=2), Save(faults=(system_call.count(),)), Close())
+    calls = calls_of(saved.of(SaveResult).faults) if saved.went_well else []
+    made = {part for call in calls for part in PurePosixPath(call.path).parts[:1]}
+    matches = map(_BEGINNING.match, sorted(made - set(there(subject)) - {".."}))
+    stems = dict.fromkeys(match[0] for match in matches if match)
+    subject.reset()
+    return [name for stem in stems for name in (f"{stem}_notes/a.txt", f"{stem}-notes.txt")]
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

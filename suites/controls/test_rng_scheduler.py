@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import DEFAULT_KIND, Feature
-from ckpt_conformance.contract.verdicts import NotApplicable, Violation
-from ckpt_conformance.harness.messages import Close, ExitKind, RunResult, whole
+from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation, control_failed
+from ckpt_conformance.harness.messages import (
+    Close,
+    ExitKind,
+    ProbeResult,
+    RunResult,
+    whole,
+)
+from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES
@@ -335,6 +342,37 @@ def test_the_scheduler_comes_back(subject: Subject) -> None:
     How: compare every entry of its state, container types included.
     """
     resumption.identity(subject, "scheduler", "the scheduler is not what was saved")
+
+
+@check("CKC-COMP-020")
+def test_a_scheduler_that_was_loaded_can_name_any_rate(subject: Subject) -> None:
+    """After a load a scheduler does what one that was never saved does.
+
+    Why: `MultiStepLR` has a `Counter` in its state. Where a plain dict comes back, values are equal
+    and the first call of a method of a Counter ends the job (F09).
+    How: of a job with `MultiStepLR` ask for the rates of epoch 4 by `step(4)`; load a step into
+    another such job, and ask it.
+    """
+    subject.need(holds=("scheduler",))
+    resumption.arrive(subject, "steps", owner=True)
+    subject.materialize(subject.golden(kind="steps"))
+    ask = probe("rate_at", epoch=4)
+    fresh = subject.execute(ask, kind="steps", seed=OTHER_SEED)
+    if not fresh.went_well or not isinstance(wanted := fresh.of(ProbeResult).value, list):
+        raise Unknown(f"a scheduler that was never saved names no rate: {subject.tell(fresh)}")
+    try:
+        resumption.identity(
+            subject, "scheduler", "a value of its state is another one", kind="steps"
+        )
+    except Violation as other:
+        raise control_failed(str(other), "CKC-COMP-005") from other
+    subject.materialize(subject.golden(kind="steps"))
+    loaded = subject.resume(kind="steps", then=[ask])
+    if not loaded.went_well:
+        raise Unknown(f"a job that loads and steps its scheduler: {subject.tell(loaded)}")
+    if (gave := loaded.of(ProbeResult).value) != wanted:
+        message = "a scheduler that was loaded does not do what one that was never saved does"
+        raise Violation(message, evidence=subject.evidence(loaded, wanted=wanted, gave=gave))
 
 
 def _generator(subject: Subject, name: str, kind: str = DEFAULT_KIND) -> None:

@@ -30,6 +30,7 @@ SHOWN_BY = {
     "unused": "G04-unused",
     "empty": "Q01-empty",
     "scalar": "I08-scalar",
+    "points": "K04-points",
     "transformer": "I01-fused",
     "conv": "M03-norm",
     "two-optimizers": "G18",
