@@ -1,4 +1,4 @@
-"""Retention over many saves of one process, and over restarts that ask for another number."""
+"""Retention over time: many saves of one process, restarts with another number, a step back."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import Capability
-from ckpt_conformance.contract.verdicts import NotApplicable, Violation
-from ckpt_conformance.harness.messages import CopyOut, Options, Run, RunResult, whole
+from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
+from ckpt_conformance.harness.messages import (
+    Close,
+    CopyOut,
+    Load,
+    Options,
+    Run,
+    RunResult,
+    Save,
+    Train,
+    whole,
+)
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_retention as retention
 from ckpt_conformance.suites.controls import test_smoke as smoke
@@ -124,3 +135,28 @@ def _not_the_newest(subject: Subject, numbers: tuple[int, int, int]) -> dict[str
             return {"to keep": keep, "steps": steps, "saved": until}
         done = until
     return {}
+
+
+@check("CKC-RETN-014")
+def test_a_save_after_going_back_deletes_no_newer_step(subject: Subject) -> None:
+    """Who loads an older step by request and saves keeps the steps that are newer than it.
+
+    Why: to go back was taken for giving up what came after: the next save deleted it, and a run
+    that was to be compared with the old one had nothing to compare with (C02).
+    How: save steps 2, 4 and 6 with none to delete; in a new process load step 2 by request, train
+    and save step 3. Steps 4 and 6 are still listed, or load by request. A save that is refused
+    deletes nothing.
+    """
+    subject.need(Capability.STEPS, Capability.EXPLICIT_STEP)
+    golden = subject.golden((2, 4, 6))
+    subject.materialize(golden)
+    if not {4, 6} <= set(subject.steps()):
+        raise control_failed("before it, steps 4 and 6 are not listed", "CKC-DISC-009")
+    subject.materialize(golden)
+    back = subject.execute(Load(step=2), Train(n=1), Save(step=3), Close(), seed=OTHER_SEED)
+    if 3 not in back.steps_of("acknowledged"):  # noqa: PLR2004  the step that was saved
+        raise NotApplicable(f"a save of step 3 beside steps 4 and 6: {subject.tell(back)}")
+    gone = sorted({4, 6} - set(subject.steps()))
+    if gone and oracle.step_of(subject.resume(gone[0])) != gone[0]:
+        message = f"a save of step 3, after a load of step 2, deletes step {gone[0]}"
+        raise Violation(message, evidence=subject.evidence(back, gone=gone))

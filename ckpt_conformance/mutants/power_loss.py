@@ -185,6 +185,7 @@ class SideFile(CheckpointManager):
         "CKC-IOER-002",
         "CKC-IOER-006",
         "CKC-RTRP-020",
+        "CKC-SIDE-019",
     },
 )
 class NativeSideFile(SideFile):

@@ -350,7 +350,7 @@ def _optimizers(
         return {"optimizer": Scaling([decaying, constant], rate)}
     if kind.optimizer == "two":
         second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
-        first = {"optimizer": optim.AdamW([decaying], rate)}
+        first: dict[str, Optimizer] = {"optimizer": optim.AdamW([decaying], rate)}
         return first if variant == "fewer" else {**first, "optimizer.second": second}
     groups = [decaying, constant]
     if variant == "regrouped":

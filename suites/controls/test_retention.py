@@ -26,7 +26,6 @@ from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
-    Load,
     Options,
     Run,
     RunResult,
@@ -42,7 +41,7 @@ from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import batched_recovery, by_name, controls, names, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import OTHER_SEED, Slot
+from ckpt_conformance.subject.subject import Slot
 from ckpt_conformance.suites.controls import copied_steps, rotation_orders
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_damage as damage
@@ -523,28 +522,6 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     if gone:
         message = "a run in a copy of the tree deleted files of the original"
         raise Violation(message, evidence={"names": gone[:8]})
-
-
-@check("CKC-RETN-014")
-def test_a_save_after_going_back_deletes_no_newer_step(subject: Subject) -> None:
-    """Who loads an older step by request and saves keeps the steps that are newer than it.
-
-    Why: to go back was taken for giving up what came after: the next save deleted it, and a run
-    that was to be compared with the old one had nothing to compare with (C02).
-    How: save steps 2, 4 and 6 with none to delete; in a new process load step 2 by request, train
-    and save step 3. Steps 4 and 6 are still listed, or load by request. A save that is refused
-    deletes nothing.
-    """
-    subject.need(Capability.STEPS, Capability.EXPLICIT_STEP)
-    golden = subject.golden((2, 4, 6))
-    subject.materialize(golden)
-    back = subject.execute(Load(step=2), Train(n=1), Save(step=3), Close(), seed=OTHER_SEED)
-    if 3 not in back.steps_of("acknowledged"):  # noqa: PLR2004  the step that was saved
-        raise NotApplicable(f"a save of step 3 beside steps 4 and 6: {subject.tell(back)}")
-    gone = sorted({4, 6} - set(subject.steps()))
-    if gone and oracle.step_of(subject.resume(gone[0])) != gone[0]:
-        message = f"a save of step 3, after a load of step 2, deletes step {gone[0]}"
-        raise Violation(message, evidence=subject.evidence(back, gone=gone))
 
 
 def _like_drafts(subject: Subject) -> list[str]:
