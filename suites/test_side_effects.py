@@ -413,15 +413,24 @@ def test_saves_leave_no_state_in_memory(subject: Subject) -> None:
     if Capability.ASYNC in subject.info.capabilities:
         ways["saves in the background"] = lambda step: [BeginSave(step=step), EndSaves()]
     for what, save in ways.items():
-        subject.reset()
-        count = probe("tensor_bytes")
-        steps = [save(step) for step in range(1, LEAKS + 3)]
-        ops = [*chain(*steps[:2]), count, *chain(*steps[2:]), count]
-        result = undisturbed.ended(subject, subject.execute(*ops), f"{what}, one after the other")
-        before, after = (int(str(one.value)) for one in result.all_of(ProbeResult))
-        if after - before >= LEAKS * before // 4:
+        ops = [save(step) for step in range(1, LEAKS + 3)]
+        for _ in range(2):  # a thread that is about to end may still hold what it has written
+            before, after = _memory_of(subject, ops, what)
+            if after - before < LEAKS * before // 4:
+                break
+        else:
             evidence = {"bytes of tensors after two": before, "after eight": after}
             raise Violation(f"{LEAKS} {what} leave their tensors in memory", evidence=evidence)
+
+
+def _memory_of(subject: Subject, saves: Sequence[Sequence[AnyOp]], what: str) -> tuple[int, int]:
+    """Return the bytes of all tensors of a process after two saves, and after all."""
+    subject.reset()
+    count = probe("tensor_bytes")
+    ops = [*chain(*saves[:2]), count, *chain(*saves[2:]), count]
+    result = undisturbed.ended(subject, subject.execute(*ops), f"{what}, one after the other")
+    before, after = (int(str(one.value)) for one in result.all_of(ProbeResult))
+    return before, after
 
 
 @check("CKC-SIDE-019")

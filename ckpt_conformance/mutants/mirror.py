@@ -144,7 +144,7 @@ class FirstFiles(DirectoryMirror):
     "D08-mirror",
     url="one-covenant/templar#607",
     change="an upload takes the first page of a listing, and nobody compares it with the manifest",
-    violates={"CKC-MIRR-003"},
+    violates={"CKC-MIRR-003", "CKC-STAG-001"},
 )
 class UploadsAPage(Mirrors):
     """Trusts a listing."""
@@ -220,6 +220,7 @@ class PointerFirst(DirectoryMirror):
         "CKC-MIRR-006",
         "CKC-RTRP-020",
         "CKC-EMRG-001",
+        "CKC-STAG-002",
     },
 )
 class PointerBeforeFiles(Mirrors):
@@ -277,7 +278,7 @@ class UnreadReceiptEndsRotation(Mirrors):
     "D04-mark",
     url="google/orbax#605",
     change="the newest upload that succeeded counts for every step before it, and none is repeated",
-    violates={"CKC-MIRR-002", "CKC-MIRR-005", "CKC-MIRR-010", "CKC-MIRR-015"},
+    violates={"CKC-MIRR-002", "CKC-MIRR-005", "CKC-MIRR-010", "CKC-MIRR-015", "CKC-MIRR-013"},
 )
 class HighestUploadCounts(Mirrors):
     """Keeps one number for all uploads."""
@@ -455,7 +456,7 @@ class MarksAsItBegins(SentOnce):
     "D06-torn",
     url="mosaicml/composer#3376",
     change="a file that a dead uploader had begun to send is taken for sent by the next one",
-    violates={"CKC-MIRR-006"},
+    violates={"CKC-MIRR-006", "CKC-MIRR-013"},
 )
 class TakesTheBegunForSent(Mirrors):
     """Publishes a step in the mirror of which a file is torn."""
