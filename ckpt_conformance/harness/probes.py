@@ -10,14 +10,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.harness.messages import Probe
 from ckpt_conformance.processes import lifecycle, rendezvous
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 SECOND = 1_000_000_000  # nanoseconds
 
 
@@ -71,8 +68,11 @@ def mask(_child: Any, bits: int) -> None:  # noqa: ANN401  a Child
 
 def tensor_bytes(_child: Any) -> int:  # noqa: ANN401  a Child
     """Count the bytes of memory that tensors of this process hold, each once."""
+    import torch  # a child has it; who only plans does not load it
+
     gc.collect()
-    storages = (one.untyped_storage() for one in gc.get_objects() if type(one) in _TENSORS)
+    kinds = {torch.Tensor, torch.nn.Parameter}
+    storages = (one.untyped_storage() for one in gc.get_objects() if type(one) in kinds)
     return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
 

@@ -354,7 +354,7 @@ def test_a_scheduler_that_was_loaded_can_name_any_rate(subject: Subject) -> None
     another such job, and ask it.
     """
     subject.need(holds=("scheduler",))
-    resumption.arrive(subject, "steps", owner=True)
+    resumption.arrive(subject, "steps")
     subject.materialize(subject.golden(kind="steps"))
     ask = probe("rate_at", epoch=4)
     fresh = subject.execute(ask, kind="steps", seed=OTHER_SEED)
