@@ -63,7 +63,7 @@ class Recorder:
             "os.symlink": self._links_by_name,
             "os.rename": self._renames,
             "os.remove": self._removes,
-            "os.rmdir": self._removes,
+            "os.rmdir": self._removes_folder,
             "os.mkdir": self._makes_a_folder,
             "os.truncate": self._cuts,
             **dict.fromkeys(ON_A_PATH, self._acts_on),
@@ -185,6 +185,12 @@ class Recorder:
         if _is_path(path):
             self._note_entry(name := _absolute(path, folder))
             self.made.forget(name)
+
+    def _removes_folder(self, path: object, folder: int = -1) -> None:
+        """Take that a folder is removed, which needs it to be empty."""
+        if _is_path(path) and not self.made.holds_entry(name := _absolute(path, folder)):
+            self._note_file(name, "folder")
+        self._removes(path, folder)
 
     def _makes_a_folder(self, path: object, _mode: object, folder: int = -1) -> None:
         if _is_path(path):

@@ -65,6 +65,8 @@ class Cache:
         A cache that cannot be written, as a CI job mounts one of another job, is read.
         Raises RequestError for a folder that holds something else, or where none can be made.
         """
+        if folder.is_file():
+            raise RequestError(f"--cache {folder} is a file; name a folder")
         try:
             if (folder / MARKER).is_file():
                 return cls(folder, is_read_only=not _can_be_written(folder))

@@ -141,9 +141,9 @@ def _of_places(_: str) -> str:
 
 
 def _sign_of(entry: os.DirEntry[str]) -> str:
-    """Tell files, folders and links apart, as a listing does."""
+    """Tell files, folders and links apart, as a listing does; of a link what it leads to, too."""
     if entry.is_symlink():
-        return "@"
+        return f"@{'/' if entry.is_dir() else '.' if entry.is_file() else ''}"
     return "/" if entry.is_dir() else ""
 
 

@@ -12,6 +12,7 @@ import ast
 import contextlib
 import functools
 import hashlib
+import importlib.machinery
 import importlib.util
 import re
 import secrets
@@ -27,6 +28,7 @@ from ckpt_conformance.work.own_code import our_packages
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
+_COMPILED = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 ROOT = Path("/")  # of which nobody imports all: the word is a separator
 
 
@@ -50,6 +52,8 @@ class Source:
     @cached_property
     def names(self) -> frozenset[str]:
         """Every dotted name that an import or a string of the module may stand for."""
+        if self.path.suffix != ".py":
+            return frozenset()  # compiled: what it imports is not seen
         package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
         return _names_in(self.text, package)
 
@@ -69,11 +73,11 @@ class SourceTree:
         """Read packages, each from its folder; `packages` maps dotted names to folders."""
         found: dict[str, Source] = {}
         for package, folder in packages.items():
-            for path in sorted(_files(folder)):
-                parts = path.relative_to(folder).with_suffix("").parts
-                inside = parts[:-1] if parts[-1] == "__init__" else parts
-                name = ".".join([package, *inside])
-                found[name] = Source(name, path)
+            for path in sorted(_files(folder), key=_precedence):
+                *inside, last = path.relative_to(folder).parts
+                own = last.partition(".")[0]
+                name = ".".join([package, *inside, *([] if own == "__init__" else [own])])
+                found[name] = Source(name, path)  # of one name the last: what Python imports
         return cls(found)
 
     def closure(self, modules: Iterable[str]) -> frozenset[str]:
@@ -286,12 +290,18 @@ def _place_of(top: str) -> Path | None:
     return place
 
 
+def _precedence(path: Path) -> tuple[int, Path]:
+    """Sort files so that of one name what an import takes is last: a package, compiled, a text."""
+    is_package = path.name.partition(".")[0] == "__init__"
+    return (2 if is_package else int(path.suffix != ".py")), path
+
+
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the Python files below a folder; a link to a folder is another package's place."""
+    """Yield the modules below a folder; a link to a folder is another package's place."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink() and path.name != "__pycache__":
             yield from _files(path)
-        elif path.suffix == ".py":
+        elif path.suffix == ".py" or path.name.endswith(_COMPILED):
             yield path
 
 

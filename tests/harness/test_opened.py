@@ -124,6 +124,7 @@ SEEN = {
         "exists",
         "a.json",
     ),
+    "a folder that has to be empty": ("(there / 'empty').rmdir()", "folder", "empty"),
     "a folder that is made": ("(there / 'new').mkdir()", "exists", "new"),
     "a folder that is made if it is not there": ("there.mkdir(exist_ok=True)", "exists", ""),
     "asked for": ("(there / 'no.json').exists()", "exists", "no.json"),
@@ -218,6 +219,7 @@ def run(tmp_path: Path, text: str, *before: str) -> opened.Opened:
     for folder in (there, server):
         folder.mkdir()
     (there / "a.json").write_text("{}")
+    (there / "empty").mkdir()
     (there / "a.db").touch()  # a database without tables
     (there / "in_there.py").write_text("X = 1\n")
     (there / "liby.so.1").write_text("no library")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,18 @@ def test_a_link_to_a_folder_of_data_without_end_is_not_walked_to_its_end(
     monkeypatch.setattr(own_code, "MOST_NAMES", 50)
     assert sources.code_outside() != sources.code_outside()
     assert "adapter.py" in sources.code_beside(["adapter"])
+
+
+@pytest.mark.parametrize("winner", ["m/__init__.py", f"m{EXTENSION_SUFFIXES[0]}", "m.abi3.so"])
+def test_of_one_name_that_counts_which_python_imports(winner: str, tmp_path: Path) -> None:
+    """A package, or compiled code, goes before a text of the same name."""
+    package = tmp_path / "p"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "m.py").write_text("X = 1\n")
+    before = SourceTree.of_packages({"p": package}).digest(["p.m"])
+    (package / winner).parent.mkdir(exist_ok=True)
+    (package / winner).write_text("X = 2\n")
+    tree = SourceTree.of_packages({"p": package})
+    assert tree.sources["p.m"].path == package / winner
+    assert tree.digest(["p.m"]) != before
