@@ -406,8 +406,8 @@ def test_saves_leave_no_state_in_memory(subject: Subject) -> None:
     Why: each snapshot of a save in the background stayed in a list, or in the handle that the
     manager kept; the job was ended by the kernel after some hundred saves.
     How: save twice, add up the memory of all tensors, save six times more, add up again; where
-    saves in the background are declared, the same with these. Garbage is collected before; half of
-    a model more for each save is a leak.
+    saves in the background are declared, the same with these. Garbage is collected before; a
+    quarter more of what the job holds, for each save, is a leak.
     """
     ways: dict[str, Callable[[int], list[AnyOp]]] = {"saves": lambda step: [Save(step=step)]}
     if Capability.ASYNC in subject.info.capabilities:

@@ -135,7 +135,8 @@ class UnlistedIsEmpty(CheckpointManager):
         try:
             return super().load(*given, **named)
         except CheckpointDamaged as error:
-            if named.get("step") is not None or "cannot be listed" not in str(error):
+            unlisted = getattr(error.__cause__, "filename", None) == str(self.root)
+            if named.get("step") is not None or not unlisted:
                 raise
             raise CheckpointNotFound(f"there is no checkpoint in {self.root}") from None
 

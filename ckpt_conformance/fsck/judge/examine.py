@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.judge import looks, parts
+from ckpt_conformance.fsck.judge import looks, parts, siblings
 from ckpt_conformance.fsck.judge.context import Context
 from ckpt_conformance.fsck.judge.dcp_folder import dcp_part
 from ckpt_conformance.fsck.judge.dumps import dump_part
@@ -188,15 +188,11 @@ def _part(context: Context, candidate: Candidate, part: Part) -> list[Work]:
     return works
 
 
-_OF_A_SCRIPT = ("files", "torch", "safetensors")
-"""Layouts of which no library's rules say which ranks there are."""
-
-
 def _ranks(candidate: Candidate, folder: Folder, report: Report) -> None:
     """Report which files of a numbered set are missing, unless an index said so."""
     known = {finding.file for finding in report.findings}
     lost = list(names.missing(candidate.files))
-    if candidate.layout in _OF_A_SCRIPT:
+    if candidate.layout in siblings.OF_A_SCRIPT:
         lost += names.missing_ranks(candidate.files)
     for name, total in lost:
         is_beside = candidate.is_alone and folder.entry(name) is not None

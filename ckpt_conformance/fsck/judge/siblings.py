@@ -42,9 +42,9 @@ _FEW_PREPARED = 2  # where a library writes the same each time
 _SKIPPED = "skipped_steps"  # DeepSpeed's
 _LOCKSTEP = ("optimizer", "scheduler")
 _GLOBAL = "global_steps"
-_OF_A_SCRIPT = ("files", "torch", "safetensors", "hf-index")
+OF_A_SCRIPT = ("files", "torch", "safetensors", "hf-index")
 _MEGATRON = dict.fromkeys((names.V2, names.PRE_V2), names.V2)  # a run may be migrated in part
-_LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(_OF_A_SCRIPT, "files") | _MEGATRON
+_LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(OF_A_SCRIPT, "files") | _MEGATRON
 """Layouts whose steps are compared; a script's own may hold one file or several."""
 _ACCELERATE = "accelerate"
 # Of what was prepared once for all of a run: `save_state` writes each, whatever the step.
