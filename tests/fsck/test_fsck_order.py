@@ -256,3 +256,30 @@ def test_the_best_is_placed_by_the_epoch_in_it(tmp_path: Path) -> None:
     whole_job(tmp_path / "checkpoint_best.pt", 4)
     (tmp_path / "checkpoint3.pt").touch()
     assert newest(tmp_path) == "checkpoint_best.pt"
+
+
+@pytest.mark.parametrize("name", ["ckpt.{}.pt", "checkpoint_{}.pth", "slot{}.pt", "{}.pt"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_files_that_are_written_by_turns_are_ordered_by_the_step_in_them(
+    name: str, first: int, tmp_path: Path
+) -> None:
+    for at, step in enumerate([300, 400, 100, 200]):
+        write(tmp_path, name.format(first + at), step=step)
+    assert newest(tmp_path) == name.format(first + 1)
+    (tmp_path / name.format(first + 1)).write_bytes(b"PK\x03\x04 cut")
+    assert newest(tmp_path) == name.format(first)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("step_{}.pt", [0, 1]),
+        ("ckpt.{}.pt", [5, 6]),
+        ("ckpt.{}.pt", [0, 2]),
+        ("epoch{}.pt", [0, 1]),
+    ],
+)
+def test_names_that_count_steps_are_believed(name: str, numbers: list[int], tmp_path: Path) -> None:
+    for number, step in zip(numbers, [200, 100], strict=True):
+        write(tmp_path, name.format(number), step=step)
+    assert newest(tmp_path) == name.format(numbers[1])

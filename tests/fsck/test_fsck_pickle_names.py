@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import ipaddress
 import itertools
 import pickle
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -203,6 +206,8 @@ def values() -> dict[str, object]:
         "packed": torch.nn.utils.rnn.pack_sequence([torch.ones(3, 2)]),
         "texts": np.array(["a"], dtype=np.dtypes.StringDType()),
         "numbers": [signal.SIGTERM, itertools.count(3)],
+        "addresses": [ipaddress.ip_address("10.0.0.1"), ipaddress.ip_network("fd00::/8")],
+        "a pattern": re.compile("(?i)layer[0-9]+"),
     }
 
 
@@ -211,6 +216,12 @@ def test_what_torch_itself_writes_is_not_unsafe(what: str, tmp_path: Path) -> No
     torch.save({"model": values()[what]}, tmp_path / "model.pt")
     report = judge(tmp_path / "model.pt").reports[0]
     assert report.state is State.WHOLE, report.findings
+
+
+@pytest.mark.parametrize("name", sorted(one for one in FUNCTIONS if one.module[:6] == "torch."))
+def test_a_function_that_stands_in_the_list_is_there(name: Name) -> None:
+    parts = name.name.split(".")
+    assert callable(functools.reduce(getattr, parts, importlib.import_module(name.module)))
 
 
 def test_what_only_makes_values_may_be_called_and_is_told() -> None:

@@ -181,15 +181,17 @@ _VALUES = {  # classes
 }
 _POINTWISE = (
     "relu relu6 gelu silu elu selu celu leaky_relu prelu rrelu mish hardswish hardsigmoid hardtanh "
-    "hardshrink softshrink tanhshrink softplus softsign softmax log_softmax tanh sigmoid exp sin "
-    "cos sqrt square"
+    "hardshrink softshrink tanhshrink softplus softsign softmax log_softmax tanh sigmoid"
+)
+_OF_TORCH_ITSELF = (
+    "relu selu celu prelu rrelu hardshrink softmax log_softmax tanh sigmoid exp sin cos sqrt square"
 )
 _FUNCTIONS = {
     "torch.nn.functional": f"{_POINTWISE} softmin logsigmoid glu threshold _threshold normalize "
     "layer_norm cross_entropy mse_loss l1_loss smooth_l1_loss nll_loss kl_div huber_loss "
     "binary_cross_entropy binary_cross_entropy_with_logits",
     "torch._C._nn": "gelu softplus softshrink log_sigmoid silu relu6 leaky_relu mish",
-    "torch._C": " ".join(f"_VariableFunctionsClass.{one}" for one in _POINTWISE.split()),
+    "torch._C": " ".join(f"_VariableFunctionsClass.{one}" for one in _OF_TORCH_ITSELF.split()),
     "torch.nn.init": "constant_ dirac_ eye_ kaiming_normal_ kaiming_uniform_ normal_ ones_ "
     "orthogonal_ sparse_ trunc_normal_ uniform_ xavier_normal_ xavier_uniform_ zeros_",
     "mmengine.logging.history_buffer": " ".join(
@@ -276,6 +278,8 @@ _MAKERS = {
     "pathlib._local": _PATHS,
     "functools": "partial",
     "itertools": "count",
+    "ipaddress": "IPv4Address IPv6Address IPv4Network IPv6Network IPv4Interface IPv6Interface",
+    "re": "_compile",
     "signal": "Signals",
     **dict.fromkeys(("builtins", "exceptions"), _ERRORS),
     "torch.torch_version": "TorchVersion",  # a text: torch.__version__

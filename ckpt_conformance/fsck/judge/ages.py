@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COUNTERS = ("global_steps", "global_step", "iteration", "step")
 """Under which keys files of `torch.save` count their steps."""
 _EPOCH = "epoch"
+_FIRST = (0, 1)  # of the numbers of files that are written by turns
 
 Key = tuple[bool, int, int, bool, float]
 
@@ -29,6 +30,8 @@ class Age(NamedTuple):
         time: seconds since 1970 of the last change.
         resumable: whether a file in it was seen to hold the state of an optimizer.
         counted: the epoch that its files count, whatever its name says.
+        slot: the number of a name that has no word for what it counts, such as `ckpt.1.pt`.
+        inside: the step that its files count, whatever its name says.
 
     """
 
@@ -37,6 +40,8 @@ class Age(NamedTuple):
     time: float
     resumable: bool = False
     counted: int | None = None
+    slot: int | None = None
+    inside: int | None = None
 
     @property
     def is_known(self) -> bool:
@@ -56,12 +61,11 @@ def age_of(name: str, said: int | None, facts: Iterable[Facts], time: float) -> 
     facts = list(facts)
     resumable = has_optimizer(facts)
     counted = _agreed(one.number(_EPOCH) for one in facts)
-    if step is not None:
-        return Age(epoch, step, time, resumable, counted)
     inside = step_inside(facts)
-    if inside is None and epoch is None:
-        inside = said
-    return Age(epoch if epoch is not None else counted, inside, time, resumable, counted)
+    if step is not None:
+        return Age(epoch, step, time, resumable, counted, step_names.slot_of(name), inside)
+    by_files = said if inside is None and epoch is None else inside
+    return Age(epoch if epoch is not None else counted, by_files, time, resumable, counted)
 
 
 def has_optimizer(facts: Iterable[Facts]) -> bool:
@@ -89,6 +93,8 @@ def newest_first(ages: Sequence[Age]) -> list[int]:
 def _key_of(ages: Sequence[Age]) -> Callable[[Age], Key]:
     """Return what to sort by: what nothing is known of comes last."""
     known = [one for one in ages if one.is_known]
+    if are_slots(known):
+        return lambda one: (one.is_known, _or_newest(one.inside), 0, *_of_equals(one))
     if all(one.epoch is not None for one in known):
         return lambda one: (one.is_known, one.epoch or 0, _or_first(one.step), *_of_equals(one))
     if all(one.step is not None for one in known):
@@ -98,6 +104,19 @@ def _key_of(ages: Sequence[Age]) -> Callable[[Age], Key]:
     return lambda one: (one.is_known, 0, 0, False, one.time)
 
 
+def are_slots(known: Sequence[Age]) -> bool:
+    """Whether names number the places of files that are written by turns, and no steps.
+
+    They count from 0 or 1 without a gap, and the steps in the files are in another order.
+    """
+    slots = sorted(-1 if one.slot is None else one.slot for one in known)
+    if not slots or slots[0] not in _FIRST or slots != [slots[0] + at for at in range(len(slots))]:
+        return False
+    pairs = sorted((one.slot or 0, one.inside) for one in known if one.inside is not None)
+    steps = [step for _, step in pairs]
+    return len(set(steps)) == len(steps) and steps != sorted(steps)
+
+
 def _of_equals(one: Age) -> tuple[bool, float]:
     """Of the same step what a run can resume from comes first, then what was changed last."""
     return one.resumable and one.is_known, one.time
@@ -105,3 +124,8 @@ def _of_equals(one: Age) -> tuple[bool, float]:
 
 def _or_first(step: int | None) -> int:
     return -1 if step is None else step
+
+
+def _or_newest(step: int | None) -> int:
+    """Place what does not say its step, as it is cut: it may be the newest."""
+    return 10**18 if step is None else step

@@ -20,7 +20,7 @@ _WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch"
 _STEP = (
     re.compile(rf"(?:{_WORDS})[-_=]?(\d{{1,18}})(?:([km])(?![a-z0-9]))?", re.IGNORECASE),
     re.compile(r"(?:checkpoint|ckpt)[-_=](\d{1,18})(?:([kKmM])(?![a-zA-Z0-9]))?"),
-    re.compile(r"^(?:checkpoint|ckpt|ck|chk|snapshot|snap|save)(\d{1,18})()$"),
+    re.compile(r"^(?:checkpoint|ckpt|ck|chk|snapshot|snap|save|slot)(\d{1,18})()$"),
     re.compile(r"(?:dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})()"),
     re.compile(r"tokens?[-_=]?(\d{1,18})(?:([kmbt])(?![a-z0-9]))?", re.IGNORECASE),
 )
@@ -60,6 +60,9 @@ _OF_ALL = frozenset(
     ["checkpoint", "ckpt", "model", "weights", "state", "net", "network", "snapshot"]
 )
 """Words that a file which holds all of a job may have, and that tell no save from another."""
+_SLOT = re.compile(
+    r"(?:checkpoint|ckpt|ck|chk|snapshot|snap|save|slot|state|model)?[-_.]?(\d{1,3})", re.IGNORECASE
+)
 _SLOTS = frozenset(["a", "b"])  # written by turns; of parts these are names, too
 _OF_A_SLOT = frozenset(["checkpoint", "ckpt", "snapshot", "slot", "save"])
 _VERSION = re.compile(r"-v\d+$")  # Lightning's, of a name that was taken
@@ -75,6 +78,13 @@ def moment_of(name: str) -> tuple[int | None, int | None]:
     epoch = _first(_last_of(pattern, plain) for pattern in _EPOCH)
     step = _first((_last_of(_ROUND, stem), *(_last_of(pattern, plain) for pattern in _STEP)))
     return epoch, _last_of(_AT_END, plain) if (epoch, step) == (None, None) else step
+
+
+def slot_of(name: str) -> int | None:
+    """Return the number of a name that has no word of what is counted: `ckpt.1.pt`, `slot_0`."""
+    stem = _ENDING.sub("", name.removesuffix(".tar"))
+    found = _SLOT.fullmatch(stem)
+    return int(found[1]) if found else None
 
 
 def step_of_folder(name: str) -> int | None:
