@@ -562,7 +562,7 @@ def memory_of(value: Tree) -> Tree:
     "S02",
     url="huggingface/accelerate#2875",
     change="the save drops all names but one of a tied tensor; the load wants each of them",
-    violates={"CKC-SMOK-001", "CKC-DISC-001", "CKC-DISC-009", "CKC-RETN-008"},
+    violates={"CKC-SMOK-001"},
 )
 class AliasIsDropped(CheckpointManager):
     """The writer drops, the reader requires: a manager that cannot load its own save."""

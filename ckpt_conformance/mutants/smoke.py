@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "B11-required-file",
     url="huggingface/transformers#29059",
     change="the loader requires a file that the save does not write",
-    violates={"CKC-SMOK-001", "CKC-DISC-001", "CKC-DISC-009", "CKC-RETN-008"},
+    violates={"CKC-SMOK-001"},
 )
 class RequiredFile(CheckpointManager):
     """The loader began to require trainer_state.json; the save path never wrote it."""

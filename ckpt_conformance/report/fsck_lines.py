@@ -90,14 +90,13 @@ def _lines(judged: Judged, style: Style) -> Iterator[str]:
     tally = _Tally()
     some = itertools.islice(judged.reports, _MEASURED)
     table = _Table.of([_cells(one, judged.path, style) for one in some])
-    is_alone, is_found = len(judged.reports) == 1, False
+    is_alone, is_found, newest = len(judged.reports) == 1, False, judged.newest_whole
+    answer = newest.path if newest else None
     told = _Told(judged.path)
     for report in judged.reports:
         tally.take(report)
-        if not is_found and not (is_found := judged.is_enough(report)):
-            is_unknown = report.state is State.UNKNOWN
-            newer = tally.undecided if is_unknown else tally.newer
-            newer.append(one_line(_short(report.path, judged.path)))
+        if not is_found and not (is_found := report.path == answer):
+            tally.pass_over(report, one_line(_short(report.path, judged.path)))
         is_told = style.details or is_alone or _is_told(report, judged.options)
         tail = _tail(report, is_told=is_told)
         yield from table.row(_cells(report, judged.path, style), tail, style.width)
@@ -136,8 +135,7 @@ def _end(judged: Judged, tally: _Tally, *, is_short: bool) -> Iterator[str]:
         return
     newest = judged.newest_whole
     if newest:
-        if tally.newer:
-            yield f"  newer, and not whole: {_some(tally.newer)}"
+        yield from tally.newer_lines()
         if tally.undecided:
             yield f"  newer, and not judged to the end: {_some(tally.undecided)}"
             yield f"newest {verdict(newest)} of the others: {one_line(newest.path)}"
@@ -161,6 +159,7 @@ class _Tally:
     layouts: Counter[str] = field(default_factory=Counter[str])
     newer: list[str] = field(default_factory=list[str])
     undecided: list[str] = field(default_factory=list[str])  # newer, too, and unknown
+    poorer: list[str] = field(default_factory=list[str])  # newer, whole, and with fewer files
     topics: dict[Topic, None] = field(default_factory=dict[Topic, None])
     remarks: int = 0
 
@@ -173,6 +172,21 @@ class _Tally:
         self.topics |= dict.fromkeys(wrong)
         if report.state is State.WHOLE:
             self.remarks += _remarks(report)
+
+    def pass_over(self, report: Report, name: str) -> None:
+        """Note one that is newer than the newest whole one."""
+        if report.state is State.UNKNOWN:
+            self.undecided.append(name)
+        else:
+            is_poorer = report.state is State.WHOLE and report.has_fewer_files
+            (self.poorer if is_poorer else self.newer).append(name)
+
+    def newer_lines(self) -> Iterator[str]:
+        """Say which newer ones are not the answer, and why."""
+        if self.newer:
+            yield f"  newer, and not whole: {_some(self.newer)}"
+        if self.poorer:
+            yield f"  newer, and with fewer files than all others: {_some(self.poorer)}"
 
     def line(self) -> str:
         """Say how many there are of what."""
@@ -250,7 +264,8 @@ def _remarks(report: Report) -> int:
 def _is_told(report: Report, options: Options) -> bool:
     """Return whether there is more to say of a checkpoint than its line."""
     is_enough = report.coverage >= options.least
-    return report.state is not State.WHOLE or not is_enough or bool(report.not_finite)
+    is_plain = report.state is State.WHOLE and is_enough and not report.has_fewer_files
+    return not is_plain or bool(report.not_finite)
 
 
 def age_of(seconds: float) -> str:
@@ -414,7 +429,9 @@ def too_little(report: Report, options: Options) -> str:
 def why_not(report: Report, options: Options) -> str:
     """Say in one line why a checkpoint is not the one to resume from."""
     if report.state is State.WHOLE:
-        return too_little(report, options)
+        fewer = (one for one in report.findings if one.topic is Topic.FEWER_FILES)
+        is_enough = report.coverage >= options.least
+        return next(map(describe, fewer), "") if is_enough else too_little(report, options)
     return describe(report.findings[0]) if report.findings else ""
 
 

@@ -42,7 +42,7 @@ from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, names, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
-from ckpt_conformance.suites.controls import copied_steps, foreign_names, step_numbers
+from ckpt_conformance.suites.controls import copied_steps, foreign_names, no_load, step_numbers
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
@@ -98,6 +98,7 @@ def test_the_newest_step_is_the_largest_number(subject: Subject) -> None:
     newest = max(steps if result.went_well else saved)
     if oracle.step_of(resumed) != newest:
         evidence = subject.evidence(resumed, saved=saved)
+        no_load.is_told_by_its_owner(subject, resumed)
         raise Violation(f"step {newest} is the newest and was not taken", evidence=evidence)
 
 
@@ -577,10 +578,9 @@ def test_steps_names_what_loads(subject: Subject) -> None:
     arrived = {oracle.step_of(result) for result in results.values()}
     loads = sorted(step for step in arrived if step is not None)
     if listed[-1:] != loads[-1:] or (len(requests) > 1 and listed != loads):
-        raise Violation(
-            f"steps() gives {listed}, what loads is {loads}",
-            evidence={"loads": {step: subject.tell(result) for step, result in results.items()}},
-        )
+        evidence = {"loads": {step: subject.tell(result) for step, result in results.items()}}
+        no_load.is_told_by_its_owner(subject, *results.values())
+        raise Violation(f"steps() gives {listed}, what loads is {loads}", evidence=evidence)
 
 
 @check("CKC-DISC-017")

@@ -42,7 +42,7 @@ from ckpt_conformance.subject import batched_recovery, by_name, controls, names,
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
-from ckpt_conformance.suites.controls import copied_steps, rotation_orders
+from ckpt_conformance.suites.controls import copied_steps, no_load, rotation_orders
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_damage as damage
 from ckpt_conformance.suites.controls import test_discovery as discovery
@@ -634,7 +634,9 @@ def test_a_finished_run_can_be_launched_again(subject: Subject) -> None:
     before = kept_trees.fingerprint(subject.root)
     again = subject.run(4, (2, 4), resume=True, then=[Close()])
     if not again.went_well:
-        raise Violation("a finished run does not end well again", evidence=subject.evidence(again))
+        evidence = subject.evidence(again)
+        no_load.is_told_by_its_owner(subject, again)
+        raise Violation("a finished run does not end well again", evidence=evidence)
     own = tuple(name.path for step in (2, 4) for name in names.of_step(golden, step))
     after = kept_trees.fingerprint(subject.root)
     changed = [name for name in before if name.startswith(own) and after.get(name) != before[name]]

@@ -275,7 +275,7 @@ def test_files_that_are_written_by_turns_are_ordered_by_the_step_in_them(
     [
         ("step_{}.pt", [0, 1]),
         ("ckpt.{}.pt", [5, 6]),
-        ("ckpt.{}.pt", [0, 2]),
+        ("ckpt.{}.pt", [0, 40]),
         ("epoch{}.pt", [0, 1]),
     ],
 )

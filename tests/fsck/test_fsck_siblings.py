@@ -66,7 +66,7 @@ def test_loose_files_of_a_run_are_compared_too(run: Path, tmp_path: Path) -> Non
     assert told(loose) == {30: [("optimizer_30.pt", Kind.MISSING)]}
 
 
-def test_a_last_checkpoint_of_weights_only_is_whole(run: Path) -> None:
+def test_a_last_checkpoint_of_weights_only_is_whole_and_nothing_to_resume_from(run: Path) -> None:
     for file in (run / "step_40").iterdir():
         if file.name != "model.pt":
             file.unlink()
@@ -74,7 +74,7 @@ def test_a_last_checkpoint_of_weights_only_is_whole(run: Path) -> None:
     assert judge(run).state is State.WHOLE
     newest = judge_newest(run).newest_whole
     assert newest is not None
-    assert newest.path == run / "step_40"
+    assert newest.path == run / "step_30"
 
 
 def test_newest_weights_beside_a_file_to_resume_from_have_a_remark(tmp_path: Path) -> None:

@@ -155,7 +155,8 @@ def hidden_by(judged: Judged) -> Report | None:
     """Return the newest checkpoint that could not be judged, if no newer one is whole."""
     from ckpt_conformance.fsck.source.findings import State
 
-    telling = (one for one in judged.reports if one.state is State.UNKNOWN or judged.is_enough(one))
+    newest = judged.newest_whole
+    telling = (one for one in judged.reports if one.state is State.UNKNOWN or one == newest)
     first = next(telling, None)
     return first if first and first.state is State.UNKNOWN else None
 

@@ -67,7 +67,8 @@ class _Layer:
 def read(file: Readable, length: int, name: str) -> Stream | None:
     """Return what a load of a file asks for; None where it holds no pickle, and no tags of YAML.
 
-    Tags are looked for where the name says YAML: other texts may have their signs. What is not
+    Tags are looked for where the name says YAML, or a text without a format: others may have their
+    signs. What is not
     looked into (too large, packed too often) is a stream with `is_limit`.
 
     Raises:
@@ -75,8 +76,11 @@ def read(file: Readable, length: int, name: str) -> Stream | None:
 
     """
     stream = _look(file, length, _Layer(0, Budget()))
-    if stream is None and name.lower().endswith(yaml_tags.ENDINGS):
+    if stream is None and yaml_tags.is_named(name):
         return _of_yaml(file, length)
+    if stream is None and yaml_tags.may_be_named(name):
+        asked = yaml_tags.asked_by_text(exactly(file, 0, min(length, yaml_tags.MOST_OF_ANY)))
+        return Stream(asked, is_legacy=False) if asked.names else None
     return stream
 
 

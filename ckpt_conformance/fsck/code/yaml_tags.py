@@ -17,9 +17,13 @@ from ckpt_conformance.fsck.source import clock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ENDINGS = (".yaml", ".yml")
+_NAME = re.compile(r"\.ya?ml(?:$|\W)", re.IGNORECASE)  # and what copies of such files are called
+_OF_ANY_TEXT = re.compile(r"\.(?:txt|conf|cfg|config|ini)$|(?:^|/)[^./]+$", re.IGNORECASE)
+_SIGN = b"python"
 MOST = 64 << 20
 """Bytes of a text that are searched."""
+MOST_OF_ANY = 1 << 20
+"""The same of a text whose name does not say YAML."""
 _PIECE = 1 << 20
 _PER_LOOK = 10_000  # tags between two looks at the clock
 
@@ -30,6 +34,21 @@ _TAG = re.compile(r"(?<!\w)(?:!<([^>\s]+)>|(![\w-]*!|!)([^\s,\[\]{}]+))")
 _CALLS = ("object/apply", "object/new")
 _HANDS = ("name", "module")
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def is_named(name: str) -> bool:
+    """Return whether a name is one of YAML, or of its copy."""
+    return _NAME.search(name) is not None
+
+
+def may_be_named(name: str) -> bool:
+    """Return whether a name is one of a text that may be written as YAML, and mostly is not."""
+    return _OF_ANY_TEXT.search(name) is not None
+
+
+def asked_by_text(data: bytes) -> Asked:
+    """Return what tags at the beginning of a text ask for; nothing of what is no text."""
+    return asked_by(data) if _SIGN in data and b"\0" not in data else Asked()
 
 
 def asked_by(data: bytes) -> Asked:

@@ -21,6 +21,7 @@ from ckpt_conformance.fsck.source.untrusted import (
     is_dict,
     is_list,
     object_or_empty,
+    parse_any_json,
     parse_json,
     plain,
 )
@@ -38,6 +39,11 @@ LARGE = 64 << 20
 _MARKER = re.compile(r"rank(0|[1-9]\d{0,5})\.json")
 SIGNS = (b'"manifest_digest"', b'"schema_version"', b'"save_id"')
 """Words of a manifest; one of them shows that a damaged file was one."""
+
+
+def is_anothers(data: bytes) -> bool:
+    """Return whether bytes are JSON, and no manifest: others name files so. Raises Malformed."""
+    return bool(parse_any_json(data)) and not any(sign in data for sign in SIGNS)
 
 
 @dataclass(frozen=True)

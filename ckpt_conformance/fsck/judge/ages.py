@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COUNTERS = ("global_steps", "global_step", "iteration", "step")
 """Under which keys files of `torch.save` count their steps."""
 _EPOCH = "epoch"
-_FIRST = (0, 1)  # of the numbers of files that are written by turns
+_FIRST, _MOST_SLOTS = (0, 1), 16  # of the numbers of files that are written by turns
 
 Key = tuple[bool, int, int, bool, float]
 
@@ -107,10 +107,10 @@ def _key_of(ages: Sequence[Age]) -> Callable[[Age], Key]:
 def are_slots(known: Sequence[Age]) -> bool:
     """Whether names number the places of files that are written by turns, and no steps.
 
-    They count from 0 or 1 without a gap, and the steps in the files are in another order.
+    They count from 0 or 1, to a few, and the steps in the files are in another order.
     """
-    slots = sorted(-1 if one.slot is None else one.slot for one in known)
-    if not slots or slots[0] not in _FIRST or slots != [slots[0] + at for at in range(len(slots))]:
+    slots = {_MOST_SLOTS if one.slot is None else one.slot for one in known}
+    if not slots or min(slots) not in _FIRST or max(slots) >= _MOST_SLOTS:
         return False
     pairs = sorted((one.slot or 0, one.inside) for one in known if one.inside is not None)
     steps = [step for _, step in pairs]

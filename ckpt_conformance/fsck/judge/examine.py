@@ -19,7 +19,7 @@ from ckpt_conformance.fsck.judge.placed import judge_places
 from ckpt_conformance.fsck.judge.reference import reference_part
 from ckpt_conformance.fsck.judge.torchsnapshot import snapshot_part
 from ckpt_conformance.fsck.judge.twice import judge_twice
-from ckpt_conformance.fsck.layouts import layouts, listing, names
+from ckpt_conformance.fsck.layouts import listing, names, one_file
 from ckpt_conformance.fsck.layouts.layouts import FOREIGN, Format
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, Clock, timed
 from ckpt_conformance.fsck.source.findings import (
@@ -47,7 +47,7 @@ _AT_ONCE = 8  # parts whose structure is in memory at once
 def find(path: Where) -> Overview:
     """Find the checkpoints; RequestError for a folder that cannot be listed, or half a DCP."""
     with _listing(path):
-        return listing.find_below(path) if path.is_dir() else layouts.find_file(path)
+        return listing.find_below(path) if path.is_dir() else one_file.find_file(path)
 
 
 @contextlib.contextmanager
@@ -145,6 +145,7 @@ _OF_ONE_FILE = {
     Format.LINK: parts.link_part,
     Format.UNKNOWN_NAME: looks.unknown_name_part,
     Format.OTHER: looks.other_part,
+    Format.PICKLE: looks.pickle_part,
     Format.LINKED: looks.linked_part,
     Format.LEFTOVER: looks.leftover_part,
     Format.DEEP: looks.deep_part,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpt_conformance.fsck.layouts.layouts import is_index
 from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind, Malformed
 from ckpt_conformance.fsck.source.source import EntryKind
-from ckpt_conformance.fsck.source.untrusted import clip
+from ckpt_conformance.fsck.source.untrusted import MOST_JSON, clip, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -52,6 +52,7 @@ _NUMBERED = (
 )
 """What accelerate numbers, of each sort the first without a number."""
 _OF_DEEPSPEED = re.compile(r"[^/]*_(?:optim|model)_states\.pt")  # inside of others' folders, too
+_PIPELINE = "model_index.json"
 _CONFIG, _ADAPTER_CONFIG = "config.json", "adapter_config.json"
 # Neither JSON nor a format of tensors, so nobody else reads them.
 _VOCABULARIES = {
@@ -72,6 +73,7 @@ def judge_layout(candidate: Candidate, folder: Folder, report: Report) -> None:
     _indexes(candidate, report)
     _adapters(candidate, folder, report)
     _vocabularies(candidate, folder, report)
+    _pipelines(candidate, folder, report)
     known = {finding.file for finding in report.findings}
     if report.layout == "torch":
         _lightning(candidate, report)
@@ -103,9 +105,32 @@ def _indexes(candidate: Candidate, report: Report) -> None:
             continue
         sets = {match.groups() for name in own if (match := _OF_SEVERAL.fullmatch(name))}
         for stem, total, ending in sorted(sets):
-            if int(total) > 1 and (_CONFIG in own or _STEMS.fullmatch(f"{stem}.{ending}")):
-                why = f"the index of {int(total)} files: without it no library finds them"
+            if _CONFIG in own or (int(total) > 1 and _STEMS.fullmatch(f"{stem}.{ending}")):
+                some = "1 file" if int(total) == 1 else f"{int(total)} files"
+                why = f"the index of {some}: without it no library finds the weights"
                 report.say(Kind.MISSING, f"{base}{stem}.{ending}.index.json", why)
+
+
+def _pipelines(candidate: Candidate, folder: Folder, report: Report) -> None:
+    """Report the folders of a pipeline of diffusers that its index names, and that are not there.
+
+    An entry is a library and a class; without a class the part is left out on purpose.
+    """
+    for name in candidate.files:
+        base, _, last = name.rpartition("/")
+        if last != _PIPELINE:
+            continue
+        try:
+            index = parse_json(folder.read(name, MOST_JSON))
+        except (OSError, Malformed):
+            continue  # who judges the file says it
+        head = f"{base}/" if base else ""
+        for part, value in index.items():
+            is_part = isinstance(value, list) and len(value) == 2 and all(value)  # noqa: PLR2004
+            has_any = any(one.startswith(f"{head}{part}/") for one in candidate.files)
+            if is_part and not part.startswith("_") and not has_any:
+                why = f"{_PIPELINE} names this part, and its folder is not there"
+                report.say(Kind.MISSING, f"{head}{part}/", why)
 
 
 def _adapters(candidate: Candidate, folder: Folder, report: Report) -> None:

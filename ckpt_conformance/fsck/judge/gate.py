@@ -140,6 +140,7 @@ class Gate:
     leftovers: list[str] = field(default_factory=list[str])
     _chosen: _Known | None = None
     _held: _Held | None = None
+    _takes_fewer: bool = False  # also a checkpoint with fewer files than all others
 
     def run(self) -> Judged:
         """Return what was judged: the newest first, the whole one last.
@@ -226,6 +227,20 @@ class Gate:
     # -- judging --
 
     def _round(self, *, is_last: bool) -> Judged:
+        """Judge all that is newer than the answer, or that has to be judged again."""
+        self._takes_fewer = False
+        judged = self._from_newest(is_last=is_last)
+        newest, known = judged.newest_whole, list(self.known.values())
+        is_restless = any(one.judgement and not one.is_steady for one in known)
+        if newest is None or self._chosen is not None or (is_restless and not is_last):
+            return judged
+        self._takes_fewer = True
+        for one in known if self.hold is not None else ():
+            if one.judgement and one.judgement.report.path == newest.path:
+                one.judgement = None  # it is not held any more
+        return self._from_newest(is_last=is_last)
+
+    def _from_newest(self, *, is_last: bool) -> Judged:
         """Judge from the newest on; stop at a whole one, or at one that has to be judged again."""
         self.meanwhile, self._chosen = {}, None
         judging = Judging(self._place, self.options, self.progress)
@@ -245,13 +260,20 @@ class Gate:
                 if report.state is State.WHOLE or one.judgement.unjudged:
                     report = self._restless(one)
             reports.append(report)
-            if judged.newest_whole:
+            if self._is_answer(report, judged):
                 self._chosen = one
                 if self.hold is None:
                     _name_for_good(report)
                 break
             self._let_go()
         return judged
+
+    def _is_answer(self, report: Report, judged: Judged) -> bool:
+        """Return whether no older one has to be judged.
+
+        One with fewer files than all others is the answer only where none of these is whole.
+        """
+        return judged.is_enough(report) and (self._takes_fewer or not report.has_fewer_files)
 
     def _ordered(self, judging: Judging) -> list[_Known]:
         """Return what was listed, newest first; of several the structure is read for that."""

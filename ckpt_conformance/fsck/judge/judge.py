@@ -140,10 +140,19 @@ class Judged:
 
     @property
     def newest_whole(self) -> Report | None:
-        """The newest checkpoint with nothing wrong, of which enough was verified."""
+        """The newest checkpoint with nothing wrong, of which enough was verified.
+
+        One with fewer files than all others is it only where no other is whole.
+        """
         if self.missing:
             return None
-        return next((one for one in self.reports if self.is_enough(one)), None)
+        fewer: Report | None = None
+        for one in self.reports:
+            if self.is_enough(one) and not one.has_fewer_files:
+                return one
+            if fewer is None and self.is_enough(one):
+                fewer = one
+        return fewer
 
     def is_enough(self, report: Report) -> bool:
         """Return whether a checkpoint is whole, and as much of it verified as was asked for."""

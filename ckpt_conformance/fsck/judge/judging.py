@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ckpt_conformance.fsck.judge.ages import Age, age_of, has_optimizer
+from ckpt_conformance.fsck.judge.ages import UNKNOWN, Age, age_of, has_optimizer
 from ckpt_conformance.fsck.judge.examine import examine, folder_of, resolved
 from ckpt_conformance.fsck.judge.siblings import kin_of
 from ckpt_conformance.fsck.layouts import step_names
@@ -211,6 +211,8 @@ class Judging:
         is_folder = candidate.path == candidate.root
         name = (candidate.root.resolve() if is_folder else candidate.path).name
         age = _age_of(candidate.step, name, report, time)
+        if step_names.is_of_results(found.base):
+            age = UNKNOWN
         opened.judgement = Judgement(age, report)
         opened.judgement.shared = list(self._shared(candidate, folder))
         linked = (one.file for one in opened.judgement.shared)

@@ -79,6 +79,21 @@ def unknown_name_part(context: Context, name: str) -> None:
         context.report.findings += [one for one in found if one.kind is Kind.NOTE]
 
 
+def pickle_part(context: Context, name: str) -> None:
+    """Judge a plain pickle: its instructions to the end, and the names that it asks for."""
+    report, stream = context.report, look(context, name)
+    if stream is None:
+        what = "it begins as a pickle does, and none can be read from it: cut short?"
+        report.say(Kind.DAMAGED, name, what)
+        return
+    if stream.problem and not stream.is_limit:
+        report.say(Kind.DAMAGED, name, f"a plain pickle: {stream.problem}")
+        return
+    report.findings += [one for one in _names_of(name, stream) if one.kind is Kind.NOTE]
+    what = "this is a plain pickle; judged: that it ends, and which names it asks for"
+    report.say(Kind.NOTE, name, what)
+
+
 def other_part(context: Context, name: str) -> None:
     """Look at a file that no layout knows; what runs nothing is passed over, and listed."""
     before = len(context.report.findings)
@@ -117,7 +132,7 @@ def denied_part(context: Context, name: str) -> None:
 
 def empty_part(context: Context, base: str, names: Collection[str]) -> list[Work]:
     """Report a step in which no file holds a state; `names` are all files of it."""
-    strange = [name for name in names if not is_text(name)]
+    strange = [name for name in names if not (is_text(name) or leftovers.is_below(name))]
     for name in strange:
         other_part(context, base + name)
     if strange:

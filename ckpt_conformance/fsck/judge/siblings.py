@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 from ckpt_conformance.fsck.judge import trackers
 from ckpt_conformance.fsck.judge.placed import LIBRARIES, counts_of, named
 from ckpt_conformance.fsck.judge.roles import is_count
-from ckpt_conformance.fsck.layouts import names
+from ckpt_conformance.fsck.layouts import layouts, names
+from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import (
     NO_FACTS,
     Finding,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.findings import Facts, Report
     from ckpt_conformance.fsck.source.places import Where
 
+_WITH_DATA = frozenset({Format.TORCH, Format.SAFETENSORS, Format.INDEX, *layouts.FOREIGN})
 MOST = 2_000
 """Checkpoints of which is kept what neighbours are asked for."""
 _MOST_FILES = 64  # of one checkpoint; more are ranks, which are held against each other
@@ -43,8 +45,10 @@ _SKIPPED = "skipped_steps"  # DeepSpeed's
 _LOCKSTEP = ("optimizer", "scheduler")
 _GLOBAL = "global_steps"
 OF_A_SCRIPT = ("files", "torch", "safetensors", "hf-index")
+_DCP = {name: name for name in ("dcp", "hf-shards")}
 _MEGATRON = dict.fromkeys((names.V2, names.PRE_V2), names.V2)  # a run may be migrated in part
-_LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(OF_A_SCRIPT, "files") | _MEGATRON
+_LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(OF_A_SCRIPT, "files")
+_LAYOUTS |= _MEGATRON | _DCP
 """Layouts whose steps are compared; a script's own may hold one file or several."""
 _ACCELERATE = "accelerate"
 # Of what was prepared once for all of a run: `save_state` writes each, whatever the step.
@@ -73,6 +77,7 @@ class KinJson(TypedDict):
     roles: NotRequired[list[str]]
     holds: NotRequired[list[str]]
     pointed: NotRequired[int | None]
+    names: NotRequired[list[str]]
 
 
 class File(NamedTuple):
@@ -101,6 +106,7 @@ class Kin:
         roles: folders that verl has written for each role, as `actor`.
         pointed: the step that the run's own pointer names, where there are roles.
         holds: of one file: the roles of what is in it.
+        names: of all files with data, as in `files`.
 
     """
 
@@ -111,6 +117,7 @@ class Kin:
     roles: frozenset[str] = frozenset()
     pointed: int | None = None
     holds: frozenset[Role] = frozenset()
+    names: frozenset[str] = frozenset()
 
     def real(self, name: str) -> str:
         """Return the name that a file of this step has."""
@@ -132,6 +139,8 @@ class Kin:
             plain["roles"], plain["pointed"] = sorted(self.roles), self.pointed
         if self.holds:
             plain["holds"] = sorted(self.holds)
+        if self.names:
+            plain["names"] = sorted(self.names)
         return plain
 
 
@@ -141,7 +150,8 @@ def kin_from(plain: KinJson) -> Kin:
     roles = frozenset(plain.get("roles", ()))
     holds = frozenset(map(Role, plain.get("holds", ())))
     own = plain["run"], plain["layout"], plain["step"]
-    return Kin(*own, files, roles, plain.get("pointed"), holds)
+    every = frozenset(plain.get("names", ()))
+    return Kin(*own, files, roles, plain.get("pointed"), holds, every)
 
 
 _STEP_SIGN = "{step}"
@@ -175,10 +185,12 @@ def kin_of(candidate: Candidate, report: Report, linked: Iterable[str], top: Whe
     sort = _alike(own, step) if is_folder else "*"
     if holds and not files and (alike := _alike(own, step)):
         files = {alike: File({}, "")}
-    if not (files or roles) or not sort:
+    every = _names(candidate, step if not is_folder else None)
+    if not (files or roles or every) or not sort:
         return None
     pointed = trackers.step_named(candidate.root.parent) if roles else None
-    return Kin(f"{run}/{sort}", layout, step, files, roles or frozenset(), pointed, holds)
+    own_roles = roles or frozenset()
+    return Kin(f"{run}/{sort}", layout, step, files, own_roles, pointed, holds, every)
 
 
 _RESUMABLE = frozenset({Role.MODEL, Role.OPTIMIZER})
@@ -205,6 +217,15 @@ def _files(
             held = report.facts.get(name, NO_FACTS).held
             files[alike] = File(counts, held.mark if held else "", name in several)
     return files
+
+
+def _names(candidate: Candidate, step: int | None) -> frozenset[str]:
+    """Return the names of the files with data; of too many none."""
+    parts = [part for part in candidate.parts if part.form in _WITH_DATA]
+    if len(parts) > _MOST_FILES:
+        return frozenset()
+    every = (part.base + part.name for part in parts)
+    return frozenset(filter(None, (one if step is None else _alike(one, step) for one in every)))
 
 
 def _is_prepared(layout: str, name: str) -> bool:
@@ -238,8 +259,9 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
             findings[steps[-1][0]].append(poor)
         if len(steps) > 1:
             places, own = [place for place, _ in steps], [kin for _, kin in steps]
-            found = (*_absent(own), *_lost_ranks(own), *_absent_roles(own), *_stale(own))
-            for at, finding in found:
+            lacks = [*_absent(own), *_lost_ranks(own)]
+            lacks = lacks if _is_lost(lacks, len(own) - 1) else _instead(lacks, _fewer(own))
+            for at, finding in (*lacks, *_absent_roles(own), *_stale(own)):
                 findings[places[at]].append(finding)
     for place, finding in _begun(runs):
         findings[place].append(finding)
@@ -302,6 +324,42 @@ def _absent(run: Sequence[Kin]) -> list[tuple[int, Finding]]:
         kind, why = _why_not_prepared(run) if is_prepared else _why_absent(run, at, name)
         found.append((at, Finding(kind, run[at].real(name), why)))
     return found
+
+
+def _is_lost(found: Iterable[tuple[int, Finding]], last: int) -> bool:
+    """Whether it is known that the newest step lacks something."""
+    return any(at == last and one.kind is Kind.MISSING for at, one in found)
+
+
+def _instead(
+    found: Iterable[tuple[int, Finding]], fewer: Iterable[tuple[int, Finding]]
+) -> list[tuple[int, Finding]]:
+    """Put what tells that the newest step has fewer files in the place of its remarks."""
+    some = list(fewer)
+    places = {at for at, _ in some}
+    return [*((at, one) for at, one in found if at not in places), *some]
+
+
+def _fewer(run: Sequence[Kin]) -> Iterator[tuple[int, Finding]]:
+    """Find files that the newest step lacks, and all others have.
+
+    One other step is enough where the file has a role by its name: that it was copied in part is
+    likelier then than that it was saved so.
+    """
+    *others, newest = run
+    every = frozenset.intersection(*(kin.names for kin in others))
+    gone = sorted(every - newest.names)
+    if len(others) == 1:
+        gone = [name for name in gone if named(name)]
+    if not gone or not newest.names or newest.names - every:
+        return  # another layout
+    some = "the other step has" if len(others) == 1 else f"the {len(others)} other steps have"
+    more = f" and {len(gone) - 1} more files" if len(gone) > 1 else ""
+    what = f"this file{more}, which {some}, is not here: copied or saved in part, or so on purpose?"
+    yield (
+        len(others),
+        Finding(Kind.NOTE, newest.real(gone[0]), what, own_topic=Topic.FEWER_FILES),
+    )
 
 
 def _is_weights(name: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance.fsck.layouts import layouts, listing
+from ckpt_conformance.fsck.layouts import layouts, listing, one_file
 from ckpt_conformance.fsck.layouts.listing import Sort
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.places import folder_at, is_far
@@ -72,7 +72,7 @@ def stamps_of(top: Where, found: Found) -> Stamps | None:
 def _names(folder: Folder, found: Found) -> Iterator[str]:
     """Yield the files of what was found, relative to its folder."""
     if found.sort is Sort.FILE:  # one file may name all of a step
-        for candidate in layouts.find_file(folder.root / found.names[0]).candidates:
+        for candidate in one_file.find_file(folder.root / found.names[0]).candidates:
             yield from candidate.files
     elif found.sort in (Sort.FOLDER, Sort.UNCOMMITTED):
         yield from listing.files_below(folder, found.depth)

@@ -220,12 +220,12 @@ def _age_of(
     step: int | None,
     time: float,
     resumable: bool = False,  # noqa: FBT001, FBT002
-    counted: int | None = None,
+    *numbers: int | None,
 ) -> Age:
     """Return what orders a checkpoint; older results say first whether a step is known."""
     if isinstance(first, bool):
         return Age(None, int(step or 0) if first else None, float(time))
-    return Age(_whole(first), _whole(step), float(time), resumable, _whole(counted))
+    return Age(_whole(first), _whole(step), float(time), resumable, *map(_whole, numbers))
 
 
 def _whole(number: int | None) -> int | None:

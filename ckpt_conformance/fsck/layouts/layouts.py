@@ -7,7 +7,6 @@ its loose files, grouped by the step in their names, are checkpoints.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.code import any_file
 from ckpt_conformance.fsck.formats import (
     dcp,
@@ -28,11 +26,9 @@ from ckpt_conformance.fsck.formats import (
     torchsnapshot,
     zips,
 )
-from ckpt_conformance.fsck.layouts import leftovers, linked, step_names
+from ckpt_conformance.fsck.layouts import first_bytes, leftovers, linked, step_names
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed, OutOfTime
-from ckpt_conformance.fsck.source.places import folder_at
-from ckpt_conformance.fsck.source.remote import Url
 from ckpt_conformance.fsck.source.source import DEEPEST, EntryKind, Unreachable, in_threads
 from ckpt_conformance.fsck.source.untrusted import MOST_JSON
 
@@ -43,7 +39,18 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.source import Folder
 
 _TORCH = (".pt", ".pth", ".ckpt")
-_MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th", ".chkpt", ".ckp", ".pyth", ".t7")
+_MAYBE_TORCH = (
+    ".bin",
+    ".pkl",
+    ".pickle",
+    ".tar",
+    ".optim",
+    ".th",
+    ".chkpt",
+    ".ckp",
+    ".pyth",
+    ".t7",
+)
 _TORCH_BY_STEP = (".model", ".weights", ".state", ".params")  # others use these words, too
 _INDEX = re.compile(r".+\.(?:safetensors|bin)\.index(?:\.[^./]+)?\.json")  # with diffusers' variant
 _BY_NAME = (".safetensors", *_TORCH)
@@ -61,14 +68,15 @@ _OF_LEROBOT = {"pretrained_model", "training_state"}  # in `checkpoints/020000`
 _BATCHES = "batched"  # the folder in which torchsnapshot puts small tensors together
 _BATCHED = re.compile(rf"{_BATCHES}/[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
 _STEP_NAME = re.compile(r"(.*?)\d{1,18}")
+_RUN_ID = "run_id"
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DUMP = re.compile(r"emergency_step_\d{1,18}_\d{1,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 _TEXT = {".md", ".txt", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"}
-_DATA = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _BESIDE = "._"
+_OF_STATE = re.compile(r"model|checkpoint|ckpt|state|params|weights|policy|agent", re.IGNORECASE)
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".pdf", ".mp4", ".wav", ".flac")
 _BEGIN = re.compile(r"(?:(?:adapter|generation)_)?config\.json")  # `save_pretrained` begins so
 _SIGNATURES = (_DCP_MANIFEST, manifest_v2.MANIFEST)
@@ -93,6 +101,7 @@ class Format(StrEnum):
     NPZ = "npz"
     KERAS = "keras"
     EXPORT = "pt2"  # of torch.export
+    PICKLE = "pickle"  # plain, of somebody's own state
     JSON = "json"
     LINK = "link"  # a step that lies elsewhere, or nowhere
     UNREFERENCED = "unreferenced"  # a file in a folder of DCP that nothing refers to
@@ -116,7 +125,7 @@ _FOREIGN = {
     ".pt2": Format.EXPORT,
 }
 _OF_NUMBERS = (Format.NPZ, Format.HDF5)  # metrics and data sets are written so, too
-_MODEL = re.compile(r"(?:model|weights|variables|state|params)(?:[^a-z]|$)", re.IGNORECASE)
+_MODEL = re.compile(r"(?:.*\.)?(?:model|weights|variables|state|params)(?:[^a-z]|$)", re.IGNORECASE)
 _FIRST_BYTES = {foreign.GGUF: Format.GGUF, foreign.HDF5: Format.HDF5}
 FOREIGN = {*_FOREIGN.values()}
 """Formats of single files that others than torch, safetensors and Hugging Face have."""
@@ -226,10 +235,10 @@ def _by_first_bytes(folder: Folder, name: str) -> Format | None:
     is_maybe = _may_be_torch(name.rpartition("/")[2])
     try:
         with folder.open(name) as file:
-            head = file.read(safetensors_file.HEAD)
+            head = file.read(first_bytes.HEAD)
     except (PermissionError, Unreachable, OutOfTime):
         # The part is judged, and that it cannot be read is a finding then.
-        return Format.TORCH if is_maybe else None
+        return Format.TORCH if _is_named_as_torch(name.rpartition("/")[2]) else None
     except (OSError, Malformed):
         return None
     found = next((form for sign, form in _FIRST_BYTES.items() if head.startswith(sign)), None)
@@ -237,7 +246,10 @@ def _by_first_bytes(folder: Folder, name: str) -> Format | None:
         return found
     if _NAMED_AS_STEP.fullmatch(name.rpartition("/")[2]) and safetensors_file.begins(head):
         return Format.SAFETENSORS
-    return Format.TORCH if head.startswith(zips.MAGIC) or not head else None
+    is_zip = head.startswith(zips.MAGIC)
+    if not _is_named_as_torch(name.rpartition("/")[2]):
+        is_zip = first_bytes.is_torch(head)
+    return Format.TORCH if is_zip or not head else None
 
 
 def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> bool:
@@ -250,6 +262,10 @@ def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> boo
     holds_steps = any(not (is_signed and written.is_sharded(name)) for name in steps)
     if is_by_names(names) or _DUMP.fullmatch(_name(folder, base)):
         return True
+    if written.is_speechbrains(names):
+        return True
+    if _is_of_ranks(folder, base, inner) or (written.is_of_parts(names, inner) and not steps):
+        return True
     is_number = _NUMBER.fullmatch(_name(folder, base)) is not None
     if is_number and (_OF_LEROBOT & set(inner) or _holds_items(folder, base, inner)):
         return True
@@ -258,6 +274,12 @@ def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> boo
     is_step = OF_A_STEP.match(_name(folder, base)) and not _is_of_metric(names)
     looks_so = is_signed or is_step or _is_split(folder, base, inner)
     return bool(looks_so) and not holds_steps
+
+
+def _is_of_ranks(folder: Folder, base: str, inner: Sequence[str]) -> bool:
+    """Return whether a folder holds those of the ranks of Megatron, whatever its own name is."""
+    are_ranks = bool(inner) and all(map(written.is_rank, inner))
+    return are_ranks and any(map(written.is_of_rank, _listed(folder, base + inner[0])))
 
 
 def _is_of_metric(names: Iterable[str]) -> bool:
@@ -380,6 +402,10 @@ def may_be_loose(name: str) -> bool:
 
 def _may_be_torch(name: str) -> bool:
     """Return whether a name is one that torch's files have, and others: its bytes tell."""
+    return _is_named_as_torch(name) or first_bytes.may_be_torch(name)
+
+
+def _is_named_as_torch(name: str) -> bool:
     is_step = _NAMED_AS_STEP.fullmatch(name) is not None
     is_of_step = _ends(name, *_TORCH_BY_STEP) and step_names.step_of(name) is not None
     return _ends(name, *_MAYBE_TORCH) or is_step or is_of_step
@@ -558,18 +584,28 @@ def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> 
         yield part
         taken.update(_taken_by(folder, part, names))
     rest = sorted(set(names) - taken)
-    forms = in_threads(lambda name: format_of(folder, base + name, by_library=by_library), rest)
-    for name, form in zip(rest, forms, strict=True):
-        if form:
-            yield Part(form, base, name)
-        elif by_library and name.endswith(_MAYBE_TORCH):
-            yield Part(Format.UNKNOWN_NAME, base, name)
-        elif name.endswith(".json"):
-            yield Part(Format.JSON, base, name)
-        elif is_dcp:
-            yield Part(Format.UNREFERENCED, base, name)
-        else:
-            yield Part(Format.OTHER, base, name)
+    texts = {
+        one for one in written.maybe_texts(names) if first_bytes.is_plain_text(folder, base + one)
+    }
+
+    def form_of(name: str) -> Format:
+        if name in texts:
+            return Format.OTHER
+        known = format_of(folder, base + name, by_library=by_library)
+        last = Format.UNREFERENCED if is_dcp else Format.OTHER
+        return known or _form_of_no_data(folder, base + name, last, by_library=by_library)
+
+    for name, form in zip(rest, in_threads(form_of, rest), strict=True):
+        yield Part(form, base, name)
+
+
+def _form_of_no_data(folder: Folder, name: str, last: Format, *, by_library: bool) -> Format:
+    """Return how a file without tensors is judged; `last` is for what nobody knows."""
+    if by_library and name.endswith(_MAYBE_TORCH):
+        return Format.UNKNOWN_NAME
+    if first_bytes.is_pickle(folder, name) and not is_beside(name):
+        return Format.PICKLE
+    return Format.JSON if name.endswith(".json") else last
 
 
 def _of_several(base: str, names: Iterable[str]) -> Iterator[Part]:
@@ -615,17 +651,26 @@ def take_loose(
     folder: Folder, base: str, names: Sequence[str], step: int | None, overview: Overview
 ) -> None:
     """Take files of a run's folder as one checkpoint: those that hold tensors."""
-    forms = in_threads(lambda name: format_of(folder, base + name), names)
+    forms = in_threads(lambda name: _form_of_loose(folder, base, name), names)
     parts = [Part(form or Format.OTHER, "", name) for name, form in zip(names, forms, strict=True)]
     if _is_judged(folder.inner(base), parts):
         overview.candidates.append(_loose(folder, base, parts, step))
+
+
+def _form_of_loose(folder: Folder, base: str, name: str) -> Format | None:
+    """Return the format of a file of a run's folder; metrics are pickled there, too."""
+    form = format_of(folder, base + name)
+    is_state = _OF_STATE.search(name) or step_names.step_of(name) is not None
+    if form is None and is_state and first_bytes.is_pickle(folder, base + name):
+        return Format.PICKLE
+    return form
 
 
 def sets(names: Iterable[str]) -> Iterator[list[str]]:
     """Keep files together that differ in the number of a rank or a part only."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        groups[step_names.SHARD.sub("", name)].append(name)
+        groups[step_names.without_parts(name)].append(name)
     yield from groups.values()
 
 
@@ -643,7 +688,7 @@ def _loose(folder: Folder, base: str, parts: list[Part], step: int | None) -> Ca
 
 def per_rank_steps(names: list[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
     """Return the per-rank files of the reference manager by the digits of a step, and the rest."""
-    if not any(_FLAT_MANIFEST.fullmatch(name) or name == "run_id" for name in names):
+    if not any(_FLAT_MANIFEST.fullmatch(name) or name == _RUN_ID for name in names):
         return [], names
     steps: dict[str, list[str]] = defaultdict(list)
     rest: list[str] = []
@@ -656,12 +701,30 @@ def per_rank_steps(names: list[str]) -> tuple[list[tuple[str, list[str]]], list[
     return sorted(steps.items()), rest
 
 
-def take_per_rank(root: Where, names: Sequence[str], overview: Overview) -> None:
-    """Take the per-rank files of a step of the reference manager as one checkpoint."""
-    (digits, files), *_ = per_rank_steps(["run_id", *names])[0]
+def take_per_rank(folder: Folder, names: Sequence[str], overview: Overview) -> None:
+    """Take the per-rank files of a step of the reference manager as one checkpoint.
+
+    Others name their files so, too: those with a manifest that is none of ours are loose ones.
+    """
+    root = folder.root
+    (digits, files), *_ = per_rank_steps([_RUN_ID, *names])[0]
+    note = f"meta_{digits}.json"
+    if _is_anothers(folder, note):
+        loose = step_names.first_one_first(names)
+        take_loose(folder, "", loose, int(digits), overview)
+        return
     path = root / f"model_{digits}.pt"
-    parts = [Part(Format.REFERENCE, "", f"meta_{digits}.json")]
+    parts = [Part(Format.REFERENCE, "", note)]
     overview.candidates.append(Candidate(path, root, "reference", int(digits), parts, files))
+
+
+def _is_anothers(folder: Folder, name: str) -> bool:
+    """Return whether a file is JSON, and no manifest of the reference manager."""
+    try:
+        has_id = folder.entry(_RUN_ID) is not None
+        return not has_id and manifest.is_anothers(folder.read(name, manifest.MOST_BYTES))
+    except (OSError, Malformed):
+        return False
 
 
 def _library(candidate: Candidate) -> str:
@@ -694,70 +757,3 @@ _LAYOUTS_OF_FORMATS = {
     Format.INDEX: "hf-index",
     Format.HF_SHARDS: "hf-shards",
 }
-
-
-# -- one file --------------------------------------------------------------------------------------
-
-
-def find_file(path: Where) -> Overview:
-    """Find the checkpoint of a file: all of the step for the reference manager, else the file."""
-    folder = folder_at(path.parent)
-    if is_reference_file(path):  # one file names all of a step
-        own = _reference(folder, path.name)
-        if own:
-            return Overview([own])
-    form = format_of(folder, path.name) or _by_name(folder, path)
-    part = Part(form, "", path.name)
-    candidate = Candidate(
-        path, path.parent, str(form), step_names.step_of(path.name), [part], [path.name]
-    )
-    candidate.is_alone = True
-    has_missing = any(written.missing([path.name]))
-    candidate.is_part_of_set = has_missing or _is_part_of_set(folder, path)
-    return Overview([candidate])
-
-
-def _by_name(folder: Folder, path: Where) -> Format:
-    """Return the format of a file that the user named; RequestError for a text."""
-    if path.name.endswith(".json") or path.suffix in _TEXT:
-        raise RequestError(f"{path} is no checkpoint; give its folder: {path.parent}")
-    with contextlib.suppress(OSError, Malformed), folder.open(path.name) as file:
-        if safetensors_file.begins(file.read(safetensors_file.HEAD)):
-            return Format.SAFETENSORS
-    return Format.TORCH
-
-
-def _reference(folder: Folder, name: str) -> Candidate | None:
-    """Return the files of a step of the reference manager; None where it did not write them."""
-    overview = Overview()
-    with contextlib.suppress(OSError, Malformed):
-        names = [file for file, kind in folder.listing().items() if kind is not EntryKind.FOLDER]
-        for _, files in per_rank_steps(names)[0]:
-            if name in files:
-                take_per_rank(folder.root, files, overview)
-    return next(iter(overview.candidates), None)
-
-
-def _is_part_of_set(folder: Folder, path: Where) -> bool:
-    """Return whether a file is one of several that make a checkpoint, by the names beside it.
-
-    A store is not asked: it may give a file to whom it refuses a listing.
-    """
-    if isinstance(path, Url):
-        return False
-    try:
-        names = [
-            name for name in folder.listing() if not (leftovers.is_one(name) or is_beside(name))
-        ]
-    except OSError:
-        return False
-    above = "/".join(path.parent.resolve().parts[-2:])
-    if is_by_names(names) or written.library(f"{above}/{name}" for name in names):
-        return True
-    others = [name for name in names if name != path.name and name.endswith(_DATA)]
-    step = step_names.step_of(path.name)
-    is_of_step = OF_A_STEP.match(path.parent.resolve().name) is not None
-    of_same_step = [
-        name for name in others if step is not None and step_names.step_of(name) == step
-    ]
-    return bool(of_same_step) or (is_of_step and bool(others))

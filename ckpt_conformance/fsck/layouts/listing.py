@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckpt_conformance.fsck.layouts import layouts, leftovers, linked, step_names
+from ckpt_conformance.fsck.layouts import layouts, leftovers, linked, one_file, step_names
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.layouts.layouts import Candidate, Format, Overview, Part
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -463,7 +463,7 @@ def resolved(folder: Folder, found: Found) -> Overview:
         case Sort.FILES:
             layouts.take_loose(folder, found.base, found.names, found.step, overview)
         case Sort.PER_RANK:
-            layouts.take_per_rank(root, found.names, overview)
+            layouts.take_per_rank(folder.inner(found.base), found.names, overview)
         case Sort.LINK:
             (name,) = found.names
             part = Part(Format.LINK, "", name)
@@ -473,7 +473,7 @@ def resolved(folder: Folder, found: Found) -> Overview:
             part = Part(Format(found.sort), "", name)
             overview.candidates.append(Candidate(root / name, root, "unknown", found.step, [part]))
         case Sort.FILE:
-            return layouts.find_file(root / found.names[0])
+            return one_file.find_file(root / found.names[0])
     return overview
 
 

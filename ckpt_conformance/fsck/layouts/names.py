@@ -108,6 +108,47 @@ def is_signed(names: Collection[str]) -> bool:
     return is_trainers or any(map(_ACCELERATE.fullmatch, names)) or _is_accelerates(names)
 
 
+_OF_PIPELINE = "model_index.json"
+_OF_NANOTRON = "checkpoint_metadata.json"
+_OF_NEMO = {"weights", "context"}
+_RANK_FOLDER = re.compile(r"mp_rank_\d{2}(?:_\d{3}){0,2}")
+_OF_RANK_FOLDER = {"model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt"}
+
+
+def is_of_parts(names: Collection[str], inner: Collection[str]) -> bool:
+    """Return whether a folder is one checkpoint with a folder for each part of it.
+
+    A pipeline of diffusers, a step of nanotron, one of NeMo 2.
+    """
+    return bool(inner) and (
+        _OF_PIPELINE in names or _OF_NANOTRON in names or _OF_NEMO.issubset(inner)
+    )
+
+
+def is_rank(folder: str) -> bool:
+    """Return whether a folder is that of one rank, by Megatron-LM."""
+    return _RANK_FOLDER.fullmatch(folder) is not None
+
+
+def is_of_rank(name: str) -> bool:
+    """Return whether a file is what Megatron-LM writes into the folder of a rank."""
+    return name in _OF_RANK_FOLDER
+
+
+_OF_SPEECHBRAIN = "CKPT.yaml"
+
+
+def is_speechbrains(names: Collection[str]) -> bool:
+    """Return whether SpeechBrain saved a folder, whatever its own name is."""
+    return _OF_SPEECHBRAIN in names
+
+
+def maybe_texts(names: Collection[str]) -> Iterator[str]:
+    """Yield names that end as those of torch, and may be texts: SpeechBrain's counters."""
+    if is_speechbrains(names):
+        yield from (name for name in names if name.endswith(".ckpt"))
+
+
 def is_sharded(folder: str) -> bool:
     """Return whether a folder is one of shards, inside of a library's checkpoint."""
     return _SHARDS.fullmatch(folder) is not None
@@ -183,10 +224,12 @@ def missing(names: Iterable[str]) -> Iterator[tuple[str, int]]:
                 parts = (match["head"], match["all"], match["middle"], match["tail"])
                 groups[*parts, origin, str(width)].add(name)
     for (head, total, middle, tail, origin, digits), there in sorted(groups.items()):
-        first, count = int(origin), int(total)
+        first, count, is_numbered = int(origin), int(total), bool(int(origin))
+        if is_numbered and "".join((head, f"{0:0{digits}d}", middle, total, tail)) in there:
+            first = 0  # of ranks, by nanotron
         for number in range(first, first + count):
             own = f"{number:0{digits}d}"
-            order = (own, middle, total) if first else (total, middle, own)
+            order = (own, middle, total) if is_numbered else (total, middle, own)
             name = "".join((head, *order, tail))
             if name not in there:
                 yield name, count

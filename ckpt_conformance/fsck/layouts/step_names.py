@@ -11,17 +11,24 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 _ENDING = re.compile(
-    r"\.(?:pt|pth|ckpt|bin|safetensors|json|distcp|pkl|th|chkpt|ckp|pyth|t7|model|weights|state|params)$"
+    r"(?:\.(?:pt|pth|ckpt|bin|safetensors|json|distcp|pkl|pickle|th|chkpt|ckp|pyth|t7|torch|"
+    r"checkpoint|model|weights|state|params|keras|h5|hdf5|npz|msgpack|onnx|gguf|pt2|tar))+$"
 )
-SHARD = re.compile(
-    r"(?:^|[._-])(?:rank|shard|part|mp|tp|pp|dp|ep|cp|world_size)[_-]?\d+|\d+[_-]of[_-]\d+"
+_OF_A_PART = "rank|shard|part|mp|tp|pp|dp|exp|world_size"
+_SHARD = re.compile(
+    r"(?:^|[._-])(?:[tpdec]p_)?rank_world_size=\d+_\d+|"
+    rf"(?:^|[._-])(?:{_OF_A_PART})[_-]?\d+(?:[_-]of[_-]\d+)?|\d+[_-]of[_-]\d+|"
+    r"(?<=^consolidated)\.\d{2}(?=\.|$)"
 )
+# Of experts and of contexts; where no other part is named, an epoch and a checkpoint.
+_MAYBE_PART = re.compile(r"(?:^|[._-])[ec]p[_-]?\d+(?:[_-]of[_-]\d+)?")
 _WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch"
 _STEP = (
     re.compile(rf"(?:{_WORDS})[-_=]?(\d{{1,18}})(?:([km])(?![a-z0-9]))?", re.IGNORECASE),
     re.compile(r"(?:checkpoint|ckpt)[-_=](\d{1,18})(?:([kKmM])(?![a-zA-Z0-9]))?"),
     re.compile(r"^(?:checkpoint|ckpt|ck|chk|snapshot|snap|save|slot)(\d{1,18})()$"),
     re.compile(r"(?:dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})()"),
+    re.compile(r"(?<![a-zA-Z])ba[-_=]?(\d{1,18})()"),
     re.compile(r"tokens?[-_=]?(\d{1,18})(?:([kmbt])(?![a-z0-9]))?", re.IGNORECASE),
 )
 _ROUND = re.compile(
@@ -32,13 +39,17 @@ _ROUND = re.compile(
 _EPOCH = (
     re.compile(r"(?:epoch|(?<![a-zA-Z])ep|^e(?=\d+$))[-_=]?(\d{1,18})()", re.IGNORECASE),
     re.compile(r"(?<!\d)(\d{1,18})()[-_]?epochs?(?![a-z\d])", re.IGNORECASE),
+    re.compile(r"^(\d{1,18})()_net_"),
 )
-_PAIR = re.compile(r"(?:^|[-_.])e(\d{1,18})[-_.]?s(\d{1,18})(?=$|[-_.])")
-_AT_END = re.compile(r"(?:^|[-_.=])(\d{1,18})()$")
+_PAIR = re.compile(
+    r"(?:^|[-_.])e(\d{1,18})[-_.]?[sb](\d{1,18})(?=$|[-_.])|^checkpoint_(\d{1,18})_(\d{1,18})$"
+)
+_AT_END = re.compile(r"(?:(?:^|[-_.=])|(?<=[a-zA-Z])(?=\d{4}))(\d{1,18})()[-_.]*$")
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NO_STEP = re.compile(
     r"(?<!\d)\d{4}([-_.])\d\d\1\d\d(?:[-_T ]\d\d[-_.:h]?\d\d(?:[-_.:]?\d\d)?)?(?!\d)"  # a date
     r"|(?<![\d.])\d+\.\d+(?![\d.])"  # a metric
+    r"|(?<![a-zA-Z])avg[-_]?\d+"  # of so many checkpoints
 )
 _WORD = re.compile(r"[^\W_]+")
 _OF_A_SAVE = frozenset(
@@ -65,16 +76,31 @@ _SLOT = re.compile(
 )
 _SLOTS = frozenset(["a", "b"])  # written by turns; of parts these are names, too
 _OF_A_SLOT = frozenset(["checkpoint", "ckpt", "snapshot", "slot", "save"])
+_FIRST = frozenset(["model", "g", "gen", "generator", "netg"])
+_SECOND = frozenset(
+    [
+        *("d", "do", "disc", "discriminator", "netd", "critic", "ema"),
+        *("opt", "optim", "optimizer", "scheduler", "scaler", "rng"),
+    ]
+)
+_LETTERS = re.compile(r"[^\W\d_]+")
+_OF_RESULTS = frozenset(["eval", "evals", "evaluation"])
 _VERSION = re.compile(r"-v\d+$")  # Lightning's, of a name that was taken
 _OF_LIGHTNING = re.compile(r".*=.*|last|.*-v\d+")
 
 
+def without_parts(name: str) -> str:
+    """Return a name without what tells the parts of one save apart: ranks, numbers of shards."""
+    rest = _SHARD.sub("", name)
+    return _MAYBE_PART.sub("", rest) if rest != name else rest
+
+
 def moment_of(name: str) -> tuple[int | None, int | None]:
     """Return the epoch and the step that a name says; None for what it does not say."""
-    stem = SHARD.sub("", _VERSION.sub("", _ENDING.sub("", name)))
+    stem = without_parts(_VERSION.sub("", _ENDING.sub("", name)))
     plain = _NO_STEP.sub("", stem)
     if pair := _PAIR.search(plain):
-        return int(pair[1]), int(pair[2])
+        return int(pair[1] or pair[3]), int(pair[2] or pair[4])
     epoch = _first(_last_of(pattern, plain) for pattern in _EPOCH)
     step = _first((_last_of(_ROUND, stem), *(_last_of(pattern, plain) for pattern in _STEP)))
     return epoch, _last_of(_AT_END, plain) if (epoch, step) == (None, None) else step
@@ -82,15 +108,19 @@ def moment_of(name: str) -> tuple[int | None, int | None]:
 
 def slot_of(name: str) -> int | None:
     """Return the number of a name that has no word of what is counted: `ckpt.1.pt`, `slot_0`."""
-    stem = _ENDING.sub("", name.removesuffix(".tar"))
-    found = _SLOT.fullmatch(stem)
+    found = _SLOT.fullmatch(_ENDING.sub("", name))
     return int(found[1]) if found else None
 
 
 def step_of_folder(name: str) -> int | None:
     """Return the step that the name of a folder says beyond doubt; None for a number of a run."""
-    steps = [_last_of(pattern, SHARD.sub("", name)) for pattern in _STEP]
+    steps = [_last_of(pattern, without_parts(name)) for pattern in _STEP]
     return int(name) if re.fullmatch(r"\d{3,18}", name) else _first(steps)
+
+
+def is_of_results(base: str) -> bool:
+    """Return whether a folder of a run holds what an evaluation found: nothing to resume from."""
+    return not _OF_RESULTS.isdisjoint(base.split("/"))
 
 
 def step_of(name: str) -> int | None:
@@ -118,7 +148,7 @@ def is_whole(name: str) -> bool:
     """Return whether a file is a checkpoint by itself: Lightning's, which are one file each."""
     stem, dot, ending = name.rpartition(".")
     is_one = bool(dot) and ending == "ckpt" and _OF_LIGHTNING.fullmatch(stem) is not None
-    return is_one and SHARD.search(name) is None
+    return is_one and without_parts(name) == name
 
 
 def together(names: Collection[str]) -> tuple[list[list[str]], list[str]]:
@@ -130,7 +160,20 @@ def together(names: Collection[str]) -> tuple[list[list[str]], list[str]]:
     rest = marked.pop("", [])
     of_steps = sorted(groups.values(), key=lambda group: step_of(group[0]) or 0)
     of_words = by_words(rest)
-    return [*of_steps, *marked.values(), *of_words], [] if of_words else rest
+    found = [*of_steps, *marked.values(), *of_words]
+    return [first_one_first(group) for group in found], [] if of_words else rest
+
+
+def first_one_first(names: Iterable[str]) -> list[str]:
+    """Order files of one save: the one that stands for all comes first, as `G_100` of a GAN."""
+    return sorted(names, key=_place_in_a_save)
+
+
+def _place_in_a_save(name: str) -> int:
+    words = set(_LETTERS.findall(_ENDING.sub("", name).lower()))
+    if words & _SECOND:
+        return 2
+    return 0 if words & _FIRST else 1
 
 
 def by_words(names: Collection[str]) -> list[list[str]]:
@@ -143,7 +186,7 @@ def by_words(names: Collection[str]) -> list[list[str]]:
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     parts: dict[frozenset[str], set[str]] = defaultdict(set)
     for name in names:
-        words = _WORD.findall(_ENDING.sub("", name.removesuffix(".tar")).lower())
+        words = _WORD.findall(_ENDING.sub("", name).lower())
         key = frozenset(words) & _OF_A_SAVE
         if len(words) > 1 and set(words) <= _OF_A_SLOT | _SLOTS:
             key |= frozenset(words) & _SLOTS

@@ -291,13 +291,13 @@ class Machine:
         """Keep the value on top."""
         if self.runs:
             raise Again  # what it replaces may be in a pattern
-        memo = self.memo
+        memo, top = self.memo, self.stack[-1]  # a text may begin so: it has no value yet
         if index > len(memo) + _MOST_GAP:
             raise Limit("the pickle has a memo with more gaps than any save leaves")
         self.has_gaps = self.has_gaps or index > len(memo)
         while index >= len(memo):
             memo.append(HIDDEN)
-        memo[index] = self.stack[-1]
+        memo[index] = top
 
     def pop_mark(self) -> list[Any]:
         """Take all that was pushed since the last mark."""

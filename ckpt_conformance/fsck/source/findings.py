@@ -102,6 +102,7 @@ class Topic(StrEnum):
     CHANGING = "changing"
     NOT_JUDGED = "not-judged"
     NO_CHECKSUM = "no-checksum"
+    FEWER_FILES = "fewer-files"
     REMARK = "remark"
 
 
@@ -355,6 +356,11 @@ class Report:
         """The worst of the findings."""
         states = (STATES[finding.kind] for finding in self.findings)
         return max(states, key=SEVERITY.index, default=State.WHOLE)
+
+    @property
+    def has_fewer_files(self) -> bool:
+        """Whether it lacks files which all other steps have: it may be a part of what was saved."""
+        return any(one.topic is Topic.FEWER_FILES for one in self.findings)
 
     @property
     def uncovered(self) -> int:

@@ -1,0 +1,250 @@
+"""Folders as well-known projects lay them out: what is one checkpoint, and which is the newest.
+
+The names are those of each project's own save code; the files hold small tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ckpt_conformance.fsck.judge.gate import judge_newest
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import Kind, State, Topic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.fsck.source.findings import Report
+
+
+def write(run: Path, *names: str) -> None:
+    """Write files of torch or safetensors, each a second newer than the one before."""
+    for at, name in enumerate(names):
+        path = run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {"w": torch.full((300,), float(at))}
+        if name.endswith(".safetensors"):
+            save_file(tensors, path)
+        else:
+            torch.save(tensors, path)
+        os.utime(path, (at + 1, at + 1))
+
+
+def newest(run: Path) -> str:
+    found = judge_newest(run).newest_whole
+    return str(found.path.relative_to(run)) if found else ""
+
+
+def reports(run: Path) -> dict[str, Report]:
+    return {str(one.path.relative_to(run)): one for one in judge(run).reports}
+
+
+RANKS = [f"weights_tp_rank_world_size={at}_2_pp_rank_world_size=0_1.pth" for at in (0, 1)]
+STEPS = {
+    "composer": ["ep0-ba{}0-rank0.pt", "ep0-ba{}0-rank1.pt"],
+    "fairseq": ["checkpoint_1_{}0-shard0.pt", "checkpoint_1_{}0-shard1.pt"],
+    "allennlp": ["model_state_e0_b{}0.th", "training_state_e0_b{}0.th"],
+    "guided diffusion": ["model0{}0000.pt", "opt0{}0000.pt", "ema_0.9999_0{}0000.pt"],
+    "3D gaussian splatting": ["chkpnt{}0000.pth"],
+    "NeRF": ["{}00000.tar"],
+    "VITS": ["G_{}000.pth", "D_{}000.pth"],
+    "HiFi-GAN": ["g_000{}0000", "do_000{}0000"],
+    "CycleGAN": ["{}_net_G_A.pth", "{}_net_D_A.pth"],
+    "rl_games": ["last_Ant_ep_{}00_rew_99.1.pth"],
+    "VISSL": ["model_iteration{}00.torch"],
+    "nanochat": ["model_00{}000.pt", "optim_00{}000_rank0.pt"],
+    "Picotron": [f"{{}}0/{name}" for name in RANKS],
+    "Megatron-LM": [f"iter_00000{{}}0/mp_rank_0{rank}/model_optim_rng.pt" for rank in (0, 1)],
+    "GPT-NeoX": [f"global_step{{}}0/layer_0{at}-model_00-model_states.pt" for at in (0, 1)],
+    "dates": ["checkpoint_20260101_12{}000.pt"],
+}
+ONE = {"Picotron": "{}0", "Megatron-LM": "iter_00000{}0", "GPT-NeoX": "global_step{}0"}
+
+
+@pytest.mark.parametrize("project", STEPS)
+def test_each_step_is_a_checkpoint_and_the_last_the_newest(project: str, tmp_path: Path) -> None:
+    patterns = STEPS[project]
+    write(tmp_path, *(pattern.format(step) for step in (1, 2) for pattern in patterns))
+    if project == "nanochat":
+        for step in (1, 2):
+            (tmp_path / f"meta_00{step}000.json").write_text('{"step": 1, "val_bpb": 0.9}')
+    expected = ONE.get(project, patterns[0])
+    assert newest(tmp_path) == expected.format(2)
+    assert len(reports(tmp_path)) == 2
+    os.truncate(tmp_path / patterns[-1].format(2), 1_000)  # one file of the newest is cut
+    assert newest(tmp_path) == expected.format(1)
+
+
+def test_shards_of_llama_are_one_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path / "llama", "consolidated.00.pth", "consolidated.01.pth")
+    (tmp_path / "llama" / "params.json").write_text('{"dim": 8}')
+    assert list(reports(tmp_path)) == ["llama"]
+
+
+def test_a_model_that_was_released_is_named_by_its_folder(tmp_path: Path) -> None:
+    write(tmp_path, "release/mp_rank_00/model_optim_rng.pt")
+    assert newest(tmp_path) == "release"
+
+
+def test_an_average_of_several_is_no_step(tmp_path: Path) -> None:
+    write(tmp_path, "epoch_1.pt", "epoch_2.pt", "avg_5.pt")
+    assert newest(tmp_path) == "epoch_2.pt"
+
+
+def test_what_an_evaluation_found_is_not_resumed_from(tmp_path: Path) -> None:
+    write(tmp_path, "checkpoint.pth", "checkpoint0003.pth", "eval/000.pth", "eval/latest.pth")
+    assert newest(tmp_path) == "checkpoint0003.pth"
+
+
+def test_a_step_of_nanotron_counts_its_ranks_from_zero(tmp_path: Path) -> None:
+    for step in (10, 20):
+        at = tmp_path / str(step)
+        write(at, "model/0/model_weight.safetensors", "random/tp-0-of-2_pp-0-of-1.pt")
+        write(at, "random/tp-1-of-2_pp-0-of-1.pt", "optimizer/optimizer_dp-0-of-1.pt")
+        (at / "checkpoint_metadata.json").write_text("{}")
+    assert newest(tmp_path) == "20"
+    (tmp_path / "20" / "optimizer" / "optimizer_dp-0-of-1.pt").rename(tmp_path / "gone")
+    assert newest(tmp_path) == "10"
+
+
+def test_a_step_of_nemo_is_the_folder_around_its_weights(tmp_path: Path) -> None:
+    for step in (19, 29):
+        at = tmp_path / f"model--val_loss=3.30-step={step}-consumed_samples=240.0"
+        write(at, "weights/model.safetensors")
+        (at / "context").mkdir()
+        (at / "context" / "io.json").write_text("{}")
+    assert "step=29" in newest(tmp_path)
+    assert newest(tmp_path).endswith("240.0")
+
+
+def pipeline(run: Path) -> None:
+    write(run, "unet/diffusion_pytorch_model.safetensors", "vae/model.safetensors")
+    parts = {"unet": ["diffusers", "UNet2DConditionModel"], "vae": ["diffusers", "AutoencoderKL"]}
+    index = {"_class_name": "Pipeline", **parts, "safety_checker": [None, None], "fast": True}
+    (run / "model_index.json").write_text(json.dumps(index))
+
+
+def test_a_pipeline_of_diffusers_is_one_checkpoint(tmp_path: Path) -> None:
+    pipeline(tmp_path / "pipe")
+    assert newest(tmp_path) == "pipe"
+    (tmp_path / "pipe" / "vae" / "model.safetensors").unlink()
+    report = reports(tmp_path)["pipe"]
+    assert report.state is State.INCOMPLETE
+    assert [one.file for one in report.findings] == ["vae/"]
+
+
+def test_a_pipeline_with_steps_of_its_training_in_it_is_a_run(tmp_path: Path) -> None:
+    pipeline(tmp_path)
+    for step in (500, 1000):
+        write(tmp_path / f"checkpoint-{step}", "model.safetensors", "optimizer.bin")
+    assert newest(tmp_path) == "checkpoint-1000"
+
+
+def speechbrain(folder: Path, at: int) -> None:
+    write(folder, "model.ckpt", "optimizer.ckpt")
+    (folder / "CKPT.yaml").write_text(f"end-of-epoch: true\nunixtime: {at}\n")
+    (folder / "brain.ckpt").write_text("avg_train_loss: 0.5\nstep: 10\n")
+    (folder / "counter.ckpt").write_text(str(at))
+    for path in folder.iterdir():
+        os.utime(path, (at, at))
+
+
+def test_counters_of_speechbrain_are_texts(tmp_path: Path) -> None:
+    speechbrain(tmp_path / "CKPT+2026-01-01+10-00-00+00", 1)
+    speechbrain(tmp_path / "CKPT+2026-01-01+11-00-00+00", 2)
+    os.utime(tmp_path / "CKPT+2026-01-01+10-00-00+00", (1, 1))
+    assert newest(tmp_path) == "CKPT+2026-01-01+11-00-00+00"
+    (tmp_path / "CKPT+2026-01-01+11-00-00+00" / "counter.ckpt").write_bytes(b"")
+    assert newest(tmp_path) == "CKPT+2026-01-01+10-00-00+00"
+
+
+def test_steps_of_plain_pickles_are_judged(tmp_path: Path) -> None:
+    for step in (10, 20):
+        at = tmp_path / f"checkpoint_{step:06d}"
+        at.mkdir()
+        state = {"step": step, "weights": np.full(300, float(step))}
+        (at / "algorithm_state.pkl").write_bytes(pickle.dumps(state))
+    assert newest(tmp_path) == "checkpoint_000020"
+    path = tmp_path / "checkpoint_000020" / "algorithm_state.pkl"
+    whole = path.read_bytes()
+    for cut in (len(whole) - 1, len(whole) // 2, 3, 0):
+        path.write_bytes(whole[:cut])
+        assert newest(tmp_path) == "checkpoint_000010", cut
+
+
+def test_a_pickle_of_metrics_makes_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "metrics.pkl").write_bytes(pickle.dumps({"loss": [1.0]}))
+    (tmp_path / "params_100.pkl").write_bytes(pickle.dumps({"w": np.ones(3)}))
+    assert list(reports(tmp_path)) == ["params_100.pkl"]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "notes.txt", "HEAD", "args"])
+@pytest.mark.parametrize("text", ["run_name: x\nseed: 1\n", "ref: refs/heads/main\n", "q: y.\n"])
+def test_a_text_that_begins_as_a_pickle_may_is_none(text: str, name: str, tmp_path: Path) -> None:
+    write(tmp_path / "step_10", "model.pt")
+    (tmp_path / "step_10" / name).write_text(text)
+    (report,) = reports(tmp_path).values()
+    assert report.state is State.WHOLE, report.findings
+
+
+@pytest.mark.parametrize("name", ["config", "config.txt", "x.yaml.bak", "train.cfg", "run.conf"])
+def test_tags_of_yaml_are_seen_in_any_text(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "step_10", "model.pt")
+    (tmp_path / "step_10" / name).write_text("a: !!python/object/apply:os.system ['id']\n")
+    (report,) = reports(tmp_path).values()
+    assert report.state is State.UNSAFE
+
+
+@pytest.mark.parametrize("lost", ["data.pt", "optimizer.pt", "model.pt"])
+def test_the_newest_step_with_fewer_files_is_passed_over(lost: str, tmp_path: Path) -> None:
+    """It is whole as far as anybody knows; a run resumes from the one before."""
+    for step in (10, 20, 30):
+        write(tmp_path / f"step_{step}", "data.pt", "model.pt", "optimizer.pt")
+    (tmp_path / "step_30" / lost).unlink()
+    judged = judge(tmp_path)
+    assert [one.state for one in judged.reports] == [State.WHOLE] * 3
+    assert [one.topic for one in judged.reports[0].findings] == [Topic.FEWER_FILES]
+    assert newest(tmp_path) == "step_20"
+    assert judged.newest_whole is judged.reports[1]
+    for step in (10, 20):
+        os.truncate(tmp_path / f"step_{step}" / "data.pt", 100)
+    assert newest(tmp_path) == "step_30"  # no other is whole
+
+
+def test_of_two_steps_a_role_that_is_gone_tells(tmp_path: Path) -> None:
+    for step in (10, 20):
+        write(tmp_path / f"step_{step}", "data.pt", "model.pt", "optimizer.pt")
+    (tmp_path / "step_20" / "data.pt").unlink()
+    assert newest(tmp_path) == "step_20"
+    (tmp_path / "step_20" / "optimizer.pt").unlink()
+    assert newest(tmp_path) == "step_10"
+
+
+def test_a_newest_step_of_another_layout_is_believed(tmp_path: Path) -> None:
+    for step in (10, 20):
+        write(tmp_path / f"step_{step}", "model.pt", "optimizer.pt")
+    write(tmp_path / "step_30", "all.pt")
+    assert newest(tmp_path) == "step_30"
+
+
+@pytest.mark.parametrize("name", ["weights.0{}-0.50.keras", "cp-000{}.weights.h5"])
+def test_names_of_keras_say_epochs(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name.format(1), name.format(2))
+    assert {one.step for one in judge(tmp_path).reports} == {1, 2}
+
+
+def test_one_shard_of_one_needs_its_index(tmp_path: Path) -> None:
+    write(tmp_path / "step_10", "model-00001-of-00001.safetensors")
+    (tmp_path / "step_10" / "config.json").write_text('{"model_type": "llama"}')
+    (report,) = reports(tmp_path).values()
+    assert [(one.kind, one.file) for one in report.findings] == [
+        (Kind.MISSING, "model.safetensors.index.json")
+    ]
