@@ -29,7 +29,15 @@ from ckpt_conformance.report.certificate import (
     write_text,
 )
 from ckpt_conformance.report.environment import MARK
-from ckpt_conformance.report.findings import LINES, WHOLE, WORST, attention, briefly, findings
+from ckpt_conformance.report.findings import (
+    LINES,
+    WHOLE,
+    WORST,
+    attention,
+    briefly,
+    explained,
+    findings,
+)
 from ckpt_conformance.report.incidents import incident
 from ckpt_conformance.report.next_steps import STRAY, Advice, advice, reason_beside
 from ckpt_conformance.report.result import encode
@@ -282,6 +290,7 @@ def render_text(template: str, width: int, **values: object) -> str:
         lines=LINES,
         worst=WORST,
         briefly=briefly,
+        explained=explained,
         brief=BRIEFLY,
         room=room,
         **values,

@@ -5,6 +5,7 @@ Findings with one blame are one finding: the first tells it, the others refer to
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 WORST = 3  # unmet SHOULDs whose evidence is shown
 LINES = 6  # of evidence of one finding
+ALIKE = 2  # UNKNOWN that one other invariant explains, and that are told one by one
 ELSEWHERE = frozenset({"owner", "grade", "bundle"})  # shown on lines of their own
 WHOLE = frozenset({"script"})  # operations in their order: the last one decides, none is cut
 # What says the most comes first; what is not named keeps its place behind these.
@@ -62,7 +64,25 @@ def attention(result: Result) -> list[tuple[str, InvariantResult]]:
 
 
 def findings(result: Result, known: Collection[str] = ()) -> list[Finding]:
-    """List violations that are not `known`, what is UNKNOWN, and the worst unmet SHOULDs."""
+    """List violations that are not `known`, what is UNKNOWN, and the worst unmet SHOULDs.
+
+    Of many UNKNOWN that one other invariant explains the first ones: `explained` names the rest.
+    """
+    named = {name for names in explained(result).values() for name in names}
+    return [one for one in _findings(result, known) if one.name not in named]
+
+
+def explained(result: Result) -> dict[str, list[str]]:
+    """Return what else is UNKNOWN since a control failed, by the invariant that says why."""
+    by_owner: dict[str, list[str]] = defaultdict(list)
+    for name, one in result.having(Verdict.UNKNOWN):
+        if one.cause is Cause.CONTROL and one.see is not None:
+            by_owner[one.see].append(name)
+    rest = {owner: names[ALIKE:] for owner, names in by_owner.items()}
+    return {owner: names for owner, names in rest.items() if len(names) > 1}
+
+
+def _findings(result: Result, known: Collection[str]) -> list[Finding]:
     told = [
         Finding(name, one)
         for name, one in attention(result)
@@ -73,7 +93,9 @@ def findings(result: Result, known: Collection[str] = ()) -> list[Finding]:
 
 def briefly(result: Result, known: Collection[str] = ()) -> list[Finding]:
     """List the same, the worst outcome first, without SHOULDs and what goes back to a blame."""
-    musts = [one for one in findings(result, known) if one.invariant.verdict is not Verdict.NOT_MET]
+    musts = [
+        one for one in _findings(result, known) if one.invariant.verdict is not Verdict.NOT_MET
+    ]
     order = {Verdict.VIOLATION: 0, Verdict.UNKNOWN: 1}
     return sorted(musts, key=lambda one: (order[one.invariant.verdict], bool(one.like), -one.rank))
 

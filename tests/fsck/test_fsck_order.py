@@ -258,7 +258,9 @@ def test_the_best_is_placed_by_the_epoch_in_it(tmp_path: Path) -> None:
     assert newest(tmp_path) == "checkpoint_best.pt"
 
 
-@pytest.mark.parametrize("name", ["ckpt.{}.pt", "checkpoint_{}.pth", "slot{}.pt", "{}.pt"])
+@pytest.mark.parametrize(
+    "name", ["ckpt.{}.pt", "checkpoint_{}.pth", "slot{}.pt", "ckpt_slot{}.pt", "{}.pt"]
+)
 @pytest.mark.parametrize("first", [0, 1])
 def test_files_that_are_written_by_turns_are_ordered_by_the_step_in_them(
     name: str, first: int, tmp_path: Path

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from fsck_runs import Finished
 from safetensors.torch import save_file
 
 from ckpt_conformance.fsck.judge.gate import judge_newest
@@ -92,6 +93,36 @@ def test_shards_of_llama_are_one_checkpoint(tmp_path: Path) -> None:
 def test_a_model_that_was_released_is_named_by_its_folder(tmp_path: Path) -> None:
     write(tmp_path, "release/mp_rank_00/model_optim_rng.pt")
     assert newest(tmp_path) == "release"
+
+
+def test_the_best_of_a_run_is_a_checkpoint_beside_its_step(tmp_path: Path) -> None:
+    """MMEngine's names: of one epoch the file to resume from, and weights that were the best."""
+    whole = {"state_dict": {"w": torch.ones(300)}, "optimizer": {"state": {}, "param_groups": []}}
+    write(tmp_path, "best_coco_bbox_mAP_epoch_3.pth", "epoch_2.pth")
+    torch.save(whole, tmp_path / "epoch_3.pth")
+    assert newest(tmp_path) == "epoch_3.pth"
+    os.truncate(tmp_path / "best_coco_bbox_mAP_epoch_3.pth", 1_000)
+    assert newest(tmp_path) == "epoch_3.pth"
+
+
+@pytest.mark.parametrize("name", ["step_10/weights.xyz", "model.tflite", "checkpoint-30"])
+def test_what_may_be_a_checkpoint_of_another_format_stops_a_launch(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"\x01\x02 of nobody's")
+    done = Finished("fsck", tmp_path, "--newest-whole")
+    assert done.status == 2
+    assert "has no format that fsck knows" in done.err
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "events.out.tfevents.1.model", "step_5/sample.png", "logs/run.log"]
+)
+def test_a_run_that_has_saved_nothing_starts_anew(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"x: 1")
+    assert Finished("fsck", tmp_path, "--newest-whole").status == 1
 
 
 def test_an_average_of_several_is_no_step(tmp_path: Path) -> None:

@@ -137,6 +137,9 @@ def _say_passed(judged: Judged) -> None:
     if hidden := hidden_by(judged):
         what = "could not be judged, and may be the newest whole checkpoint"
         terminal.say(f"{one_line(hidden.path)} {what}", error=True)
+    elif strange := _strange(judged):
+        what = "may be a checkpoint, and has no format that fsck knows"
+        terminal.say(f"{one_line(judged.path / strange)} {what}", error=True)
     elif newest is None:
         terminal.say(f"no whole checkpoint in {one_line(judged.path)}", error=True)
 
@@ -161,7 +164,14 @@ def hidden_by(judged: Judged) -> Report | None:
     return first if first and first.state is State.UNKNOWN else None
 
 
+def _strange(judged: Judged) -> str | None:
+    """Return a file that may be a checkpoint of another format, where none was found."""
+    from ckpt_conformance.fsck.layouts import unknown
+
+    return None if judged.reports else unknown.first(judged.path)
+
+
 def _status(judged: Judged) -> int:
-    if hidden_by(judged):
+    if hidden_by(judged) or _strange(judged):
         return UNDECIDED
     return FOUND if judged.newest_whole else NONE

@@ -209,7 +209,8 @@ def _parsed(text: str) -> ast.Expression | None:
 
 _KERAS = re.compile(
     r"(?:keras(?:\.src)?(?:\.(?:layers|initializers|regularizers|constraints|optimizers|losses|"
-    r"metrics|models|dtype_policies|activations|quantizers|random|ops|callbacks)(?:\.\w+)*)?)|builtins"
+    r"metrics|models|dtype_policies|activations|quantizers|random|ops|callbacks|"
+    r"backend\.\w+\.optimizers)(?:\.\w+)*)?)|builtins"
 )
 _RUNS = {"Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -26,7 +26,8 @@ _WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch"
 _STEP = (
     re.compile(rf"(?:{_WORDS})[-_=]?(\d{{1,18}})(?:([km])(?![a-z0-9]))?", re.IGNORECASE),
     re.compile(r"(?:checkpoint|ckpt)[-_=](\d{1,18})(?:([kKmM])(?![a-zA-Z0-9]))?"),
-    re.compile(r"^(?:checkpoint|ckpt|ck|chk|snapshot|snap|save|slot)(\d{1,18})()$"),
+    re.compile(r"^(?:checkpoint|ckpt|ck|chk|snapshot|snap|save)(\d{1,18})()$"),
+    re.compile(r"(?:^|[-_.])slot[-_]?(\d{1,18})()$"),
     re.compile(r"(?:dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})()"),
     re.compile(r"(?<![a-zA-Z])ba[-_=]?(\d{1,18})()"),
     re.compile(r"tokens?[-_=]?(\d{1,18})(?:([kmbt])(?![a-z0-9]))?", re.IGNORECASE),
@@ -72,7 +73,8 @@ _OF_ALL = frozenset(
 )
 """Words that a file which holds all of a job may have, and that tell no save from another."""
 _SLOT = re.compile(
-    r"(?:checkpoint|ckpt|ck|chk|snapshot|snap|save|slot|state|model)?[-_.]?(\d{1,3})", re.IGNORECASE
+    r"(?:checkpoint|ckpt|ck|chk|snapshot|snap|save|state|model)?(?:[-_.]?slot)?[-_.]?(\d{1,3})",
+    re.IGNORECASE,
 )
 _SLOTS = frozenset(["a", "b"])  # written by turns; of parts these are names, too
 _OF_A_SLOT = frozenset(["checkpoint", "ckpt", "snapshot", "slot", "save"])
@@ -151,12 +153,25 @@ def is_whole(name: str) -> bool:
     return is_one and without_parts(name) == name
 
 
+class _Moment(NamedTuple):
+    """What files of one save have in common; the best of a run is saved apart from its step."""
+
+    epoch: int | None
+    step: int | None
+    is_best: bool
+
+
+def _is_best(name: str) -> bool:
+    return "best" in _LETTERS.findall(_ENDING.sub("", name).lower())
+
+
 def together(names: Collection[str]) -> tuple[list[list[str]], list[str]]:
     """Return which files are of one save, by their names; and those whose names tell nothing."""
-    groups: dict[str | tuple[int | None, int | None], list[str]] = defaultdict(list)
+    groups: dict[str | _Moment, list[str]] = defaultdict(list)
     for name in names:
-        groups[name if is_whole(name) else moment_of(name)].append(name)
-    marked = by_marks(groups.pop((None, None), []))
+        groups[name if is_whole(name) else _Moment(*moment_of(name), _is_best(name))].append(name)
+    nothing = (groups.pop(_Moment(None, None, is_best), []) for is_best in (False, True))
+    marked = by_marks([name for group in nothing for name in group])
     rest = marked.pop("", [])
     of_steps = sorted(groups.values(), key=lambda group: step_of(group[0]) or 0)
     of_words = by_words(rest)
