@@ -288,7 +288,7 @@ class OneTimeline(CheckpointManager):
     "B16-prefix",
     url="google/orbax#394",
     change="a cleanup before each save deletes every name that begins as those of its drafts do",
-    violates={"CKC-RETN-005"},
+    violates={"CKC-RETN-005", "CKC-IOER-003"},
 )
 class CleansUpByPrefix(CheckpointManager):
     """Drafts are `.draft-NAME`, and what a user calls `.draft_notes` goes with them."""

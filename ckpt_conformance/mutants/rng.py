@@ -139,7 +139,7 @@ class DrawnAgain(Trainer):
     "E05",
     url="huggingface/accelerate#3960",
     change="an elif chain restores the first generator that was saved, and no other",
-    violates={NUMPY, TORCH, RUN},
+    violates={NUMPY, TORCH, RUN, "CKC-MIRR-014"},
 )
 class FirstOnly(CheckpointManager):
     """The save has if/if/if, the load if/elif/elif."""

@@ -96,16 +96,6 @@ EXPLANATIONS = {
         "--newest-whole`), or another copy of this one.",
         "being written? judge it again later; else take an older one",
     ),
-    Topic.FEWER_FILES: Explanation(
-        "The newest step lacks files which all other steps of the run have. It may have been copied"
-        " in part, or its save may have been killed; or it was saved so on purpose: weights alone "
-        "at the end, fewer ranks.",
-        "A load raises, or starts that part anew without a word: fsck cannot know.",
-        "`ls` this step and the one before; the log of the save.",
-        "`fsck RUN --newest-whole` passes over it where an older one is whole. If it was meant so, "
-        "name it yourself.",
-        "was it copied in part? else name it yourself",
-    ),
     Topic.RUNS_CODE: Explanation(
         "A pickle asks for a name that is not in the list of fsck. To load it may run "
         "what it says: that can be a class of your team, or an attack.",
@@ -180,6 +170,16 @@ EXPLANATIONS = {
         "It loads. Changed bytes cannot be told from right ones.",
         "`unzip -lv FILE` shows 00000000 as CRC.",
         "Leave CRCs on, or keep digests of your own; a gate can ask for --require-coverage.",
+    ),
+    Topic.FEWER_FILES: Explanation(
+        "The newest step lacks files which all other steps of the run have. It may have been copied"
+        " in part, or its save may have been killed; or it was saved so on purpose: weights alone "
+        "at the end, fewer ranks.",
+        "A load raises, or starts that part anew without a word: fsck cannot know.",
+        "`ls` this step and the one before; the log of the save.",
+        "`fsck RUN --newest-whole` passes over it where an older one is whole. If it was meant so, "
+        "name it yourself.",
+        "was it copied in part? else name it yourself",
     ),
     Topic.REMARK: Explanation(
         "Something worth knowing that changes no state; the finding says what.",

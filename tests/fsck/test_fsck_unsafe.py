@@ -188,9 +188,9 @@ def test_what_is_passed_over_is_listed(tmp_path: Path) -> None:
     folder.mkdir()
     evil.benign(folder / "model.pt")
     (folder / "tokens").write_bytes(b"\1\2\3" * 9)
-    (folder / "names.pkl").write_bytes(pickle.dumps(["a"]))
+    (folder / "names.p").write_bytes(pickle.dumps(["a"]))
     report = judge(tmp_path).reports[0]
-    assert (report.state, report.passed_over) == (State.WHOLE, ["names.pkl", "tokens"])
+    assert (report.state, report.passed_over) == (State.WHOLE, ["names.p", "tokens"])
     assert report.to_json()["passed_over"] == report.passed_over
 
 

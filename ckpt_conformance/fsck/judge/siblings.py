@@ -348,7 +348,8 @@ def _fewer(run: Sequence[Kin]) -> Iterator[tuple[int, Finding]]:
     """
     *others, newest = run
     every = frozenset.intersection(*(kin.names for kin in others))
-    gone = sorted(every - newest.names)
+    own_rule = {role for kin in run for role in kin.roles}
+    gone = sorted(name for name in every - newest.names if name.split("/")[0] not in own_rule)
     if len(others) == 1:
         gone = [name for name in gone if named(name)]
     if not gone or not newest.names or newest.names - every:

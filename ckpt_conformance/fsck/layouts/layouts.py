@@ -244,7 +244,9 @@ def _by_first_bytes(folder: Folder, name: str) -> Format | None:
     found = next((form for sign, form in _FIRST_BYTES.items() if head.startswith(sign)), None)
     if found or not is_maybe:
         return found
-    if _NAMED_AS_STEP.fullmatch(name.rpartition("/")[2]) and safetensors_file.begins(head):
+    if _NAMED_AS_STEP.fullmatch(name.rpartition("/")[2]) and safetensors_file.begins(
+        head[: safetensors_file.HEAD]
+    ):
         return Format.SAFETENSORS
     is_zip = head.startswith(zips.MAGIC)
     if not _is_named_as_torch(name.rpartition("/")[2]):
