@@ -100,7 +100,7 @@ def add_options(parser: pytest.Parser) -> None:
     add = group.addoption
     for name, what, text in (
         ("adapter", "NAME", "adapter: a bundled name or module:attr"),
-        ("profile", "P", "only invariants of this profile"),
+        ("profile", "P", "only invariants of this profile, and CKC-SMOK-001"),
         ("claim", "P", "make the practice of this profile a MUST"),
         ("only", "ID", "only this invariant"),
         ("written-by", "DIR", "load what another release of torch wrote there"),
