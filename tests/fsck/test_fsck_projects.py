@@ -250,6 +250,16 @@ def test_the_newest_step_with_fewer_files_is_passed_over(lost: str, tmp_path: Pa
     assert newest(tmp_path) == "step_30"  # no other is whole
 
 
+def test_the_first_files_of_a_library_are_not_all_of_a_step(tmp_path: Path) -> None:
+    """GPT-NeoX: without the states of DeepSpeed nothing tells whose the layers are."""
+    names = [f"layer_0{at}-model_00-model_states.pt" for at in (0, 1)]
+    for step in (10, 20, 30):
+        write(tmp_path / f"global_step{step}", *names, "mp_rank_00_model_states.pt")
+    (tmp_path / "global_step30" / "mp_rank_00_model_states.pt").unlink()
+    assert newest(tmp_path) == "global_step20"
+    assert reports(tmp_path)["global_step30"].state is State.WHOLE
+
+
 def test_of_two_steps_a_role_that_is_gone_tells(tmp_path: Path) -> None:
     for step in (10, 20):
         write(tmp_path / f"step_{step}", "data.pt", "model.pt", "optimizer.pt")

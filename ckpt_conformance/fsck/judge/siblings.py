@@ -263,9 +263,24 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
             lacks = lacks if _is_lost(lacks, len(own) - 1) else _instead(lacks, _fewer(own))
             for at, finding in (*lacks, *_absent_roles(own), *_stale(own)):
                 findings[places[at]].append(finding)
-    for place, finding in _begun(runs):
-        findings[place].append(finding)
+    for place, finding in (*_begun(runs), *_nobodys(runs)):
+        if finding.file not in {one.file for one in findings[place]}:
+            findings[place].append(finding)
     return findings
+
+
+def _nobodys(
+    runs: Mapping[tuple[str, str], Mapping[int, tuple[int, Kin]]],
+) -> Iterator[tuple[int, Finding]]:
+    """Find a newest step that has some of a library's files, and none that tells whose they are."""
+    for (run, layout), steps in runs.items():
+        if layout != "files":
+            continue
+        place, newest = steps[max(steps)]
+        for (other, library), own in runs.items():
+            if other == run and library != layout and max(own) < newest.step:
+                kins = [own[step][1] for step in sorted(own)]
+                yield from ((place, one) for _, one in _fewer([*kins, newest]))
 
 
 def _begun(
