@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from fsck_runs import Finished
 from safetensors.torch import save_file
 
@@ -258,6 +259,15 @@ def test_the_first_files_of_a_library_are_not_all_of_a_step(tmp_path: Path) -> N
     (tmp_path / "global_step30" / "mp_rank_00_model_states.pt").unlink()
     assert newest(tmp_path) == "global_step20"
     assert reports(tmp_path)["global_step30"].state is State.WHOLE
+
+
+def test_what_is_lost_beside_a_dcp_is_seen_by_the_steps_before(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        dcp.save({"w": torch.ones(300)}, checkpoint_id=tmp_path / f"step_{step}" / "weights")
+        write(tmp_path / f"step_{step}", "train_dataloader.pt")
+    assert newest(tmp_path) == "step_30"
+    (tmp_path / "step_30" / "train_dataloader.pt").unlink()
+    assert newest(tmp_path) == "step_20"
 
 
 def test_of_two_steps_a_role_that_is_gone_tells(tmp_path: Path) -> None:

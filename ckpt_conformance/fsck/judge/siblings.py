@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.findings import Facts, Report
     from ckpt_conformance.fsck.source.places import Where
 
-_WITH_DATA = frozenset({Format.TORCH, Format.SAFETENSORS, Format.INDEX, *layouts.FOREIGN})
+_WITH_DATA = frozenset(
+    {Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.PICKLE, *layouts.FOREIGN}
+)
 MOST = 2_000
 """Checkpoints of which is kept what neighbours are asked for."""
 _MOST_FILES = 64  # of one checkpoint; more are ranks, which are held against each other
