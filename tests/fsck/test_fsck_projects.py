@@ -261,6 +261,26 @@ def test_the_first_files_of_a_library_are_not_all_of_a_step(tmp_path: Path) -> N
     assert reports(tmp_path)["global_step30"].state is State.WHOLE
 
 
+def test_what_the_trainer_leaves_in_the_folder_of_a_run_is_no_step(tmp_path: Path) -> None:
+    """LLaMA-Factory: the adapter of the last step lies beside the steps, without an optimizer."""
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    for name in ("checkpoint-20", "checkpoint-30", "."):
+        at = tmp_path / name
+        write(at, "adapter_model.safetensors")
+        (at / "adapter_config.json").write_text("{}")
+        (at / "trainer_state.json").write_text(json.dumps({"global_step": int(name[11:] or 30)}))
+        torch.save({}, at / "training_args.bin")
+        if name != ".":
+            torch.save(optimizer.state_dict(), at / "optimizer.pt")
+            write(at, "scheduler.pt", "rng_state.pth")
+    assert newest(tmp_path) == "checkpoint-30"
+    os.truncate(tmp_path / "checkpoint-30" / "adapter_model.safetensors", 100)
+    assert newest(tmp_path) == "checkpoint-20"
+
+
 def test_what_is_lost_beside_a_dcp_is_seen_by_the_steps_before(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         dcp.save({"w": torch.ones(300)}, checkpoint_id=tmp_path / f"step_{step}" / "weights")

@@ -213,6 +213,8 @@ class Judging:
         age = _age_of(candidate.step, name, report, time)
         if step_names.is_of_results(found.base):
             age = UNKNOWN
+        elif found.depth == 1 and not age.resumable:  # what the Trainer leaves in a run's folder
+            age = UNKNOWN._replace(time=time)
         opened.judgement = Judgement(age, report)
         opened.judgement.shared = list(self._shared(candidate, folder))
         linked = (one.file for one in opened.judgement.shared)
