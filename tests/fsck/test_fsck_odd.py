@@ -253,3 +253,17 @@ def test_a_temporary_file_without_its_file_is_of_a_copy_that_did_not_end(
     (step / "optimizer.pt").unlink()
     (report,) = judge(tmp_path).reports
     assert [(one.kind, one.file) for one in report.findings] == [(Kind.MISSING, "optimizer.pt")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\ud800.safetensors", "a\0b.safetensors", "x" * 5000],
+    ids=["half of a pair", "zero", "long"],
+)
+def test_an_index_that_names_what_no_file_can_be_called(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "step_5"
+    folder.mkdir()
+    index = {"metadata": {}, "weight_map": {"w": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (report,) = judge(tmp_path).reports
+    assert report.state in (State.INCOMPLETE, State.DAMAGED)

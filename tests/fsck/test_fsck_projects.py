@@ -319,3 +319,14 @@ def test_one_shard_of_one_needs_its_index(tmp_path: Path) -> None:
     assert [(one.kind, one.file) for one in report.findings] == [
         (Kind.MISSING, "model.safetensors.index.json")
     ]
+
+
+def test_folders_with_an_epoch_beside_the_step_are_steps_of_one_run(tmp_path: Path) -> None:
+    """Lightning's strategies that save a folder: `epoch=1-step=10.ckpt/`, with a DCP in it."""
+    names = [f"epoch={at}-step={at}0-val_loss=0.{at}.ckpt" for at in (1, 2, 3)]
+    for name in names:
+        dcp.save({"w": torch.ones(300)}, checkpoint_id=tmp_path / name)
+        write(tmp_path / name, "meta.pt")
+    assert newest(tmp_path) == names[2]
+    (tmp_path / names[2] / "meta.pt").unlink()
+    assert newest(tmp_path) == names[1]

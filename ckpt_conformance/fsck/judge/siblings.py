@@ -157,6 +157,9 @@ def kin_from(plain: KinJson) -> Kin:
 
 
 _STEP_SIGN = "{step}"
+_OF_ONE_SAVE = re.compile(
+    r"(?<=epoch)[-_=]?\d+|(?<![\d.])\d+\.\d+"
+)  # beside the step: metrics, too
 _WRITTEN_LAST = {
     "transformers-trainer": ("trainer_state.json", f"/checkpoint-{_STEP_SIGN}"),
     "accelerate": ("random_states_0.pkl", _STEP_SIGN),
@@ -184,7 +187,8 @@ def kin_of(candidate: Candidate, report: Report, linked: Iterable[str], top: Whe
         )
     files = _files(candidate, report, set(linked), step if not is_folder else None)
     roles = frozenset(names.roles(candidate.files)) if is_folder and candidate.root != top else None
-    sort = _alike(own, step) if is_folder else "*"
+    masked = _alike(_OF_ONE_SAVE.sub("", own), step) or _alike(own, step)
+    sort = masked if is_folder else "*"
     if holds and not files and (alike := _alike(own, step)):
         files = {alike: File({}, "")}
     every = _names(candidate, step if not is_folder else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -14,6 +15,7 @@ from ckpt_conformance.fsck.source.source import Absent, Entry, EntryKind, Folder
 # The cache of Hugging Face: files of a snapshot are links to `../../blobs/DIGEST`.
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 _OF_A_CACHE = ("models--", "datasets--", "spaces--")
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 lstat = os.lstat  # by a name of its own: tests put a slow disk here
 
 
@@ -46,9 +48,11 @@ class DiskFolder(Folder):
         """Look at a name by lstat."""
         try:
             info = lstat(self.root / name)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in _NOTHING_THERE:
+                raise
             return None
-        except ValueError:  # a NUL in the name
+        except ValueError:  # a NUL in the name, or half of a surrogate pair
             return None
         return entry_of(info)
 
@@ -119,8 +123,12 @@ class DiskFolder(Folder):
                 real = os.path.realpath(real)
                 self._check_inside(real)
                 info = lstat(real)
-        except (FileNotFoundError, NotADirectoryError) as error:
+        except OSError as error:
+            if error.errno not in _NOTHING_THERE:
+                raise
             raise Absent(f"{name} is not there") from error
+        except ValueError as error:
+            raise Absent(f"{name!r} is not there: no file can have that name") from error
         self._check_inside(real)
         if not stat.S_ISREG(info.st_mode):
             raise Malformed("it is no regular file")
