@@ -5,6 +5,7 @@ Those in `golden/fsck/foreign` were written by the libraries that `foreign.json`
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
@@ -373,3 +374,19 @@ def test_a_number_of_too_many_digits_is_told_in_words_of_a_user(tmp_path: Path) 
     (bad,) = wrong(only(step))
     assert "digits" in bad.what
     assert "sys." not in bad.what
+
+
+@pytest.mark.parametrize("sign", ["\v", "\x1c", "\x85"])
+def test_a_header_of_numpy_that_ends_in_what_is_no_space_to_it_is_damage(
+    sign: str, tmp_path: Path
+) -> None:
+    """Found by the fuzz: `str.strip` takes more signs for spaces than the parser of Python."""
+    whole = io.BytesIO()
+    np.save(whole, np.arange(3))
+    data = bytearray(whole.getvalue())
+    data[data.index(b"\n", 10)] = ord(sign)
+    with zipfile.ZipFile(tmp_path / "model.npz", "w") as archive:
+        archive.writestr("a.npy", bytes(data))
+    with np.load(tmp_path / "model.npz") as found, pytest.raises(ValueError, match="Cannot parse"):
+        found["a"]
+    assert judge(tmp_path).reports[0].state is State.DAMAGED

@@ -206,7 +206,7 @@ def _is_plain(descr: object) -> bool:
 def _array_layout(text: str, start: int) -> Layout:
     """Read the literal."""
     try:
-        values: object = ast.literal_eval(text.strip())
+        values: object = ast.literal_eval(text)  # as numpy does: no other sign is a space to it
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise Malformed(f"its header is no literal: {clip(text)}") from None
     if not is_dict(values) or not is_tuple(values.get("shape")):
