@@ -281,6 +281,22 @@ def test_what_the_trainer_leaves_in_the_folder_of_a_run_is_no_step(tmp_path: Pat
     assert newest(tmp_path) == "checkpoint-20"
 
 
+def test_an_optimizer_alone_is_what_is_left_of_a_checkpoint(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    for at, name in enumerate(("best", "last")):
+        write(tmp_path / name, "model.pt")
+        torch.save(optimizer.state_dict(), tmp_path / name / "optimizer.pt")
+        os.utime(tmp_path / name, (at, at))
+    assert newest(tmp_path) == "last"
+    (tmp_path / "last" / "model.pt").unlink()
+    assert newest(tmp_path) == "best"
+    (tmp_path / "best" / "model.pt").unlink()
+    assert newest(tmp_path) in {"best/optimizer.pt", "last/optimizer.pt"}
+
+
 def test_what_is_lost_beside_a_dcp_is_seen_by_the_steps_before(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         dcp.save({"w": torch.ones(300)}, checkpoint_id=tmp_path / f"step_{step}" / "weights")

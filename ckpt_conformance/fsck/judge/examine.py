@@ -19,13 +19,15 @@ from ckpt_conformance.fsck.judge.placed import judge_places
 from ckpt_conformance.fsck.judge.reference import reference_part
 from ckpt_conformance.fsck.judge.torchsnapshot import snapshot_part
 from ckpt_conformance.fsck.judge.twice import judge_twice
-from ckpt_conformance.fsck.layouts import listing, names, one_file
+from ckpt_conformance.fsck.layouts import layouts, listing, names, one_file
 from ckpt_conformance.fsck.layouts.layouts import FOREIGN, Format
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, Clock, timed
 from ckpt_conformance.fsck.source.findings import (
+    NO_FACTS,
     Kind,
     Malformed,
     Report,
+    Role,
     Topic,
 )
 from ckpt_conformance.fsck.source.places import below, folder_at
@@ -121,6 +123,7 @@ def examine(
     _ranks(candidate, folder, report)
     _alone(candidate, report)
     judge_layout(candidate, folder, report)
+    _no_model(candidate, report)
     context = Context(folder, report, sizes)
     works += judge_twice(context, candidate)
     judge_places(candidate, report)
@@ -211,6 +214,22 @@ def _alone(candidate: Candidate, report: Report) -> None:
             f"only this file of a set was judged; for all of it give its folder: {candidate.root}"
         )
         report.say(Kind.NOTE, candidate.files[0], what)
+
+
+def _no_model(candidate: Candidate, report: Report) -> None:
+    """Remark that an optimizer is all that is there: a part of a checkpoint, or what is left of it.
+
+    Only where each file with data is one of torch, and all that it holds is known.
+    """
+    data = [part for part in candidate.parts if part.form in layouts.WITH_DATA]
+    if candidate.is_alone:
+        return
+    held = [report.facts.get(part.base + part.name, NO_FACTS).held for part in data]
+    known = [one for one in held if one is not None and one.is_known and one.roles]
+    roles = frozenset[Role]().union(*(one.roles for one in known))
+    if len(known) == len(data) and Role.OPTIMIZER in roles and Role.MODEL not in roles:
+        what = "an optimizer is here, and no model: a part of a checkpoint, or what is left of one"
+        report.say(Kind.NOTE, data[0].base + data[0].name, what, topic=Topic.FEWER_FILES)
 
 
 def _sizes(folder: Folder, names: Iterable[str]) -> Iterator[int]:

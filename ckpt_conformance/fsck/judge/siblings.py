@@ -18,7 +18,6 @@ from ckpt_conformance.fsck.judge import trackers
 from ckpt_conformance.fsck.judge.placed import LIBRARIES, counts_of, named
 from ckpt_conformance.fsck.judge.roles import is_count
 from ckpt_conformance.fsck.layouts import layouts, names
-from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import (
     NO_FACTS,
     Finding,
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.findings import Facts, Report
     from ckpt_conformance.fsck.source.places import Where
 
-_WITH_DATA = frozenset(
-    {Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.PICKLE, *layouts.FOREIGN}
-)
 MOST = 2_000
 """Checkpoints of which is kept what neighbours are asked for."""
 _MOST_FILES = 64  # of one checkpoint; more are ranks, which are held against each other
@@ -227,7 +223,7 @@ def _files(
 
 def _names(candidate: Candidate, step: int | None) -> frozenset[str]:
     """Return the names of the files with data; of too many none."""
-    parts = [part for part in candidate.parts if part.form in _WITH_DATA]
+    parts = [part for part in candidate.parts if part.form in layouts.WITH_DATA]
     if len(parts) > _MOST_FILES:
         return frozenset()
     every = (part.base + part.name for part in parts)

@@ -129,6 +129,10 @@ _MODEL = re.compile(r"(?:.*\.)?(?:model|weights|variables|state|params)(?:[^a-z]
 _FIRST_BYTES = {foreign.GGUF: Format.GGUF, foreign.HDF5: Format.HDF5}
 FOREIGN = {*_FOREIGN.values()}
 """Formats of single files that others than torch, safetensors and Hugging Face have."""
+WITH_DATA = frozenset(
+    {Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.PICKLE, *FOREIGN}
+)
+"""Formats of files that a step has, or lacks, beside its neighbours."""
 _NO_STATE = (
     *(Format.JSON, Format.OTHER, Format.LINKED, Format.LEFTOVER),
     *(Format.DEEP, Format.DENIED),
