@@ -172,9 +172,9 @@ EXPLANATIONS = {
         "Leave CRCs on, or keep digests of your own; a gate can ask for --require-coverage.",
     ),
     Topic.FEWER_FILES: Explanation(
-        "The newest step lacks files which all other steps of the run have. It may have been copied"
-        " in part, or its save may have been killed; or it was saved so on purpose: weights alone "
-        "at the end, fewer ranks.",
+        "The newest step lacks files which all other steps of the run have, or holds an optimizer "
+        "and no model. It may have been copied in part, or its save may have been killed; or it was"
+        " saved so on purpose: weights alone at the end, fewer ranks, a part in another folder.",
         "A load raises, or starts that part anew without a word: fsck cannot know.",
         "`ls` this step and the one before; the log of the save.",
         "`fsck RUN --newest-whole` passes over it where an older one is whole. If it was meant so, "
