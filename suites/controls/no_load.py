@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract.verdicts import control_failed
+from ckpt_conformance.contract.verdicts import Violation, control_failed
 from ckpt_conformance.subject import oracle, resumption
 
 if TYPE_CHECKING:
@@ -24,3 +24,10 @@ def is_told_by_its_owner(subject: Subject, *results: ProcessResult) -> None:
     told = subject.tell(results[0]) if results else ""
     if resumption.plain_trouble(subject) == OWNER:
         raise control_failed(f"no load of any save succeeds: {told}", OWNER)
+
+
+def violation(subject: Subject, result: ProcessResult, message: str) -> Violation:
+    """Make the violation that a load failed; raises Unknown where no load succeeds anyway."""
+    evidence = subject.evidence(result)
+    is_told_by_its_owner(subject, result)
+    return Violation(message, evidence=evidence)

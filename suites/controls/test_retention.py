@@ -634,9 +634,7 @@ def test_a_finished_run_can_be_launched_again(subject: Subject) -> None:
     before = kept_trees.fingerprint(subject.root)
     again = subject.run(4, (2, 4), resume=True, then=[Close()])
     if not again.went_well:
-        evidence = subject.evidence(again)
-        no_load.is_told_by_its_owner(subject, again)
-        raise Violation("a finished run does not end well again", evidence=evidence)
+        raise no_load.violation(subject, again, "a finished run does not end well again")
     own = tuple(name.path for step in (2, 4) for name in names.of_step(golden, step))
     after = kept_trees.fingerprint(subject.root)
     changed = [name for name in before if name.startswith(own) and after.get(name) != before[name]]

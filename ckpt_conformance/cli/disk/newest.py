@@ -166,9 +166,9 @@ def hidden_by(judged: Judged) -> Report | None:
 
 def _strange(judged: Judged) -> str | None:
     """Return a file that may be a checkpoint of another format, where none was found."""
-    from ckpt_conformance.fsck.layouts import unknown
+    from ckpt_conformance.fsck.judge import gate
 
-    return None if judged.reports else unknown.first(judged.path)
+    return None if judged.reports else gate.of_another_format(judged.path)
 
 
 def _status(judged: Judged) -> int:

@@ -222,8 +222,8 @@ def _no_model(candidate: Candidate, report: Report) -> None:
     Only where each file with data is one of torch, and all that it holds is known.
     """
     data = [part for part in candidate.parts if part.form in layouts.WITH_DATA]
-    if candidate.is_alone:
-        return
+    if candidate.is_alone or candidate.layout not in siblings.OF_A_SCRIPT:
+        return  # libraries have rules of their own
     held = [report.facts.get(part.base + part.name, NO_FACTS).held for part in data]
     known = [one for one in held if one is not None and one.is_known and one.roles]
     roles = frozenset[Role]().union(*(one.roles for one in known))

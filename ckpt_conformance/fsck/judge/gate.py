@@ -18,6 +18,7 @@ from ckpt_conformance.fsck.judge.judge import Change, Judged, Meanwhile, Options
 from ckpt_conformance.fsck.judge.judging import Job, Judgement, Judging, Unjudged, unjudged
 from ckpt_conformance.fsck.judge.siblings import told
 from ckpt_conformance.fsck.judge.stamps import stamps_of, wait_for_tick
+from ckpt_conformance.fsck.layouts import unknown
 from ckpt_conformance.fsck.source.findings import Kind, Report, State, Topic
 from ckpt_conformance.fsck.source.places import anew, is_far
 from ckpt_conformance.fsck.source.source import in_threads
@@ -418,6 +419,11 @@ def _with_told(order: list[_Known], at: int) -> Report:
     said = told((place, one.kin) for place, one in enumerate(order) if one.kin)
     report.take_findings(said.get(at, ()))
     return report
+
+
+def of_another_format(path: Where) -> str | None:
+    """Return a file below a folder that may be a checkpoint of a format that fsck does not know."""
+    return unknown.first(path)
 
 
 def judge_newest(path: Where, options: Options | None = None, progress: Progress = None) -> Judged:
