@@ -390,3 +390,16 @@ def test_a_header_of_numpy_that_ends_in_what_is_no_space_to_it_is_damage(
     with np.load(tmp_path / "model.npz") as found, pytest.raises(ValueError, match="Cannot parse"):
         found["a"]
     assert judge(tmp_path).reports[0].state is State.DAMAGED
+
+
+def test_a_text_of_flax_that_is_no_unicode_is_damage(golden: Path) -> None:
+    """Found by the fuzz: flax raises. Without arrays another writer may have put bytes so."""
+    path = golden / "flax_model.msgpack"
+    data = path.read_bytes()
+    at = next(at for at in range(len(data)) if 0xA1 <= data[at] < 0xC0)  # a short text
+    path.write_bytes(data[: at + 1] + b"\xc7" + data[at + 2 :])
+    report = only(path)
+    assert report.state is State.DAMAGED
+    assert "no UTF-8" in report.findings[0].what
+    path.write_bytes(b"\x81\xa1\xc7\x01")
+    assert only(path).state is State.WHOLE

@@ -14,6 +14,8 @@ from ckpt_conformance.fsck.source.findings import Malformed, OutOfTime, TooLarge
 from ckpt_conformance.fsck.source.untrusted import clip, count, is_list
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckpt_conformance.fsck.source.source import Readable
 
 _NUMBERS = dict(zip(range(0xCA, 0xD4), (f">{code}" for code in "fdBHIQbhiq"), strict=True))
@@ -43,8 +45,14 @@ class Array(NamedTuple):
     length: int
 
 
+class NoText(str):
+    """A text that is no UTF-8: flax loads none, and older writers of msgpack put bytes so."""
+
+    __slots__ = ()
+
+
 class Mismatch(Malformed):
-    """An array whose bytes are not as many as its dtype and shape say."""
+    """An array whose bytes are not as many as its dtype and shape say, or a text beside arrays."""
 
 
 class UnknownDtype(TooLarge):
@@ -57,12 +65,28 @@ def are_arrays_checked(file: Readable, size: int) -> bool:
     Raises Mismatch, UnknownDtype and OutOfTime.
     """
     try:
-        read(file, size)
+        value = read(file, size)
     except (Mismatch, UnknownDtype, OutOfTime):
         raise
     except Malformed:
         return False
-    return True
+    parts = list(_parts(value))
+    bad = next((one for one in parts if isinstance(one, NoText)), None)
+    if bad is not None and any(isinstance(one, Array) for one in parts):
+        raise Mismatch(f"the text {clip(bad)} is no UTF-8, and flax loads no other")
+    return bad is None
+
+
+def _parts(value: object) -> Iterator[object]:
+    """Yield all keys and values, whatever they are in."""
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        yield part
+        if isinstance(part, dict):
+            pending += [*part, *part.values()]
+        elif is_list(part):
+            pending += part
 
 
 def read(file: Readable, size: int) -> object:
@@ -87,8 +111,15 @@ def _value(fields: Fields, level: int) -> object:
         return _holder(fields, sign, level + 1)
     if sign < 0xC0 or sign in _TEXTS:  # noqa: PLR2004  as short ones
         length = sign & 0x1F if sign < 0xC0 else fields.number(_TEXTS[sign])  # noqa: PLR2004
-        return fields.take(length).decode("utf-8", "backslashreplace")
+        return _text(fields.take(length))
     return _other(fields, sign, level + 1)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return NoText(data.decode("utf-8", "backslashreplace"))
 
 
 def _other(fields: Fields, sign: int, level: int) -> object:
