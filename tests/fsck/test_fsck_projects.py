@@ -1,6 +1,7 @@
 """Folders as well-known projects lay them out: what is one checkpoint, and which is the newest.
 
-The names are those of each project's own save code; the files hold small tensors.
+The names are those that each project's code gives, as an outsider remembered it; nothing of these
+projects is run. The files hold small tensors.
 """
 
 from __future__ import annotations
@@ -145,6 +146,12 @@ def test_a_step_of_nanotron_counts_its_ranks_from_zero(tmp_path: Path) -> None:
     assert newest(tmp_path) == "20"
     (tmp_path / "20" / "optimizer" / "optimizer_dp-0-of-1.pt").rename(tmp_path / "gone")
     assert newest(tmp_path) == "10"
+
+
+def test_a_run_with_a_note_of_that_name_is_no_step_of_nanotron(tmp_path: Path) -> None:
+    write(tmp_path, "best/model.pt", "last/model.pt")
+    (tmp_path / "checkpoint_metadata.json").write_text("{}")
+    assert sorted(reports(tmp_path)) == ["best/model.pt", "last/model.pt"]
 
 
 def test_a_step_of_nemo_is_the_folder_around_its_weights(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -86,13 +86,13 @@ def judge(
         bound.close()
         places.check_reached(place)
         newest = judged.newest_whole
-        status = _status(judged)
+        ending = _ending(judged)
         pinned = None
-        if hold and newest and status == FOUND:
+        if hold and newest and ending.status == FOUND:
             _check_still_there(gate, newest)
             pinned = hold.keep(newest)
-        _say(gate, judged, pinned, answer)
-    return status
+        _say(gate, judged, pinned, answer, ending)
+    return ending.status
 
 
 def _check_still_there(gate: Gate, newest: Report) -> None:
@@ -104,10 +104,12 @@ def _check_still_there(gate: Gate, newest: Report) -> None:
         )
 
 
-def _say(gate: Gate, judged: Judged, pinned: Pinned | None, answer: Answer) -> None:
+def _say(
+    gate: Gate, judged: Judged, pinned: Pinned | None, answer: Answer, ending: _Ending
+) -> None:
     """Print the answer, last of all, if it is still true."""
     if not answer.as_json:
-        _say_passed(judged)
+        _say_passed(judged, ending.strange)
         for line in pinned.lines() if pinned else ():
             terminal.say(line, error=True)
     newest = judged.newest_whole
@@ -118,11 +120,11 @@ def _say(gate: Gate, judged: Judged, pinned: Pinned | None, answer: Answer) -> N
         if pinned:
             plain["pin"] = pinned.to_json()
         typer.echo(json.dumps(plain, indent=2))
-    elif newest is not None and _status(judged) == FOUND:
+    elif newest is not None and ending.status == FOUND:
         _print(pinned.path if pinned else newest.path, null=answer.null)
 
 
-def _say_passed(judged: Judged) -> None:
+def _say_passed(judged: Judged, strange: str | None) -> None:
     """Say what was passed over, what changed meanwhile, and why there is no answer."""
     from ckpt_conformance.report import fsck_lines
 
@@ -137,7 +139,7 @@ def _say_passed(judged: Judged) -> None:
     if hidden := hidden_by(judged):
         what = "could not be judged, and may be the newest whole checkpoint"
         terminal.say(f"{one_line(hidden.path)} {what}", error=True)
-    elif strange := _strange(judged):
+    elif strange:
         what = "may be a checkpoint, and has no format that fsck knows"
         terminal.say(f"{one_line(judged.path / strange)} {what}", error=True)
     elif newest is None:
@@ -164,14 +166,18 @@ def hidden_by(judged: Judged) -> Report | None:
     return first if first and first.state is State.UNKNOWN else None
 
 
-def _strange(judged: Judged) -> str | None:
-    """Return a file that may be a checkpoint of another format, where none was found."""
+class _Ending(NamedTuple):
+    """How the command ends; `strange` is a file that may be a checkpoint of another format."""
+
+    status: int
+    strange: str | None
+
+
+def _ending(judged: Judged) -> _Ending:
+    """Find out how the command ends; a folder without a checkpoint is looked through once more."""
     from ckpt_conformance.fsck.judge import gate
 
-    return None if judged.reports else gate.of_another_format(judged.path)
-
-
-def _status(judged: Judged) -> int:
-    if hidden_by(judged) or _strange(judged):
-        return UNDECIDED
-    return FOUND if judged.newest_whole else NONE
+    strange = None if judged.reports else gate.of_another_format(judged.path)
+    if hidden_by(judged) or strange:
+        return _Ending(UNDECIDED, strange)
+    return _Ending(FOUND if judged.newest_whole else NONE, strange)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.layouts.layouts import is_index
+from ckpt_conformance.fsck.layouts.names import PIPELINE
 from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind, Malformed
 from ckpt_conformance.fsck.source.source import EntryKind
 from ckpt_conformance.fsck.source.untrusted import MOST_JSON, clip, parse_json
@@ -52,7 +53,6 @@ _NUMBERED = (
 )
 """What accelerate numbers, of each sort the first without a number."""
 _OF_DEEPSPEED = re.compile(r"[^/]*_(?:optim|model)_states\.pt")  # inside of others' folders, too
-_PIPELINE = "model_index.json"
 _CONFIG, _ADAPTER_CONFIG = "config.json", "adapter_config.json"
 # Neither JSON nor a format of tensors, so nobody else reads them.
 _VOCABULARIES = {
@@ -118,7 +118,7 @@ def _pipelines(candidate: Candidate, folder: Folder, report: Report) -> None:
     """
     for name in candidate.files:
         base, _, last = name.rpartition("/")
-        if last != _PIPELINE:
+        if last != PIPELINE:
             continue
         try:
             index = parse_json(folder.read(name, MOST_JSON))
@@ -129,7 +129,7 @@ def _pipelines(candidate: Candidate, folder: Folder, report: Report) -> None:
             is_part = isinstance(value, list) and len(value) == 2 and all(value)  # noqa: PLR2004
             has_any = any(one.startswith(f"{head}{part}/") for one in candidate.files)
             if is_part and not part.startswith("_") and not has_any:
-                why = f"{_PIPELINE} names this part, and its folder is not there"
+                why = f"{PIPELINE} names this part, and its folder is not there"
                 report.say(Kind.MISSING, f"{head}{part}/", why)
 
 

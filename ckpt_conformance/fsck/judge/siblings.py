@@ -153,9 +153,8 @@ def kin_from(plain: KinJson) -> Kin:
 
 
 _STEP_SIGN = "{step}"
-_OF_ONE_SAVE = re.compile(
-    r"(?<=epoch)[-_=]?\d+|(?<![\d.])\d+\.\d+"
-)  # beside the step: metrics, too
+# What names have beside the step that another save has not: the epoch, metrics.
+_OF_ONE_SAVE = re.compile(r"(?<=epoch)[-_=]?\d+|(?<![\d.])\d+\.\d+")
 _WRITTEN_LAST = {
     "transformers-trainer": ("trainer_state.json", f"/checkpoint-{_STEP_SIGN}"),
     "accelerate": ("random_states_0.pkl", _STEP_SIGN),
@@ -265,8 +264,10 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
             lacks = lacks if _is_lost(lacks, len(own) - 1) else _instead(lacks, _fewer(own))
             for at, finding in (*lacks, *_absent_roles(own), *_stale(own)):
                 findings[places[at]].append(finding)
-    for place, finding in (*_begun(runs), *_nobodys(runs)):
-        if finding.file not in {one.file for one in findings[place]}:
+    for place, finding in _begun(runs):
+        findings[place].append(finding)
+    for place, finding in _nobodys(runs):
+        if all(one.kind is Kind.NOTE for one in findings[place]):  # else it is known to lack some
             findings[place].append(finding)
     return findings
 

@@ -108,8 +108,10 @@ def is_signed(names: Collection[str]) -> bool:
     return is_trainers or any(map(_ACCELERATE.fullmatch, names)) or _is_accelerates(names)
 
 
-_OF_PIPELINE = "model_index.json"
-_OF_NANOTRON = "checkpoint_metadata.json"
+PIPELINE = "model_index.json"
+"""What diffusers writes beside the folders of the parts of a pipeline."""
+_OF_NANOTRON = "checkpoint_metadata.json"  # others have a file of that name, too
+_MODEL_OF_NANOTRON, _MORE_OF_NANOTRON = "model", {"optimizer", "lr_scheduler", "random"}
 _OF_NEMO = {"weights", "context"}
 _RANK_FOLDER = re.compile(r"mp_rank_\d{2}(?:_\d{3}){0,2}")
 _OF_RANK_FOLDER = {"model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt"}
@@ -120,9 +122,9 @@ def is_of_parts(names: Collection[str], inner: Collection[str]) -> bool:
 
     A pipeline of diffusers, a step of nanotron, one of NeMo 2.
     """
-    return bool(inner) and (
-        _OF_PIPELINE in names or _OF_NANOTRON in names or _OF_NEMO.issubset(inner)
-    )
+    has_model = _OF_NANOTRON in names and _MODEL_OF_NANOTRON in inner
+    is_nanotrons = has_model and not _MORE_OF_NANOTRON.isdisjoint(inner)
+    return bool(inner) and (PIPELINE in names or is_nanotrons or _OF_NEMO.issubset(inner))
 
 
 def is_rank(folder: str) -> bool:
