@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.registry import AdapterInfo
@@ -111,6 +112,23 @@ def test_few_shoulds_are_filled_up_with_those_of_a_blame_that_was_told() -> None
 def test_the_brief_list_begins_with_the_worst_must(result: Result) -> None:
     names = [name for name, _ in told(findings.briefly(result))]
     assert names == ["IOER-001", "ATOM-001", "ATOM-002", "COMP-001"]
+
+
+def test_of_many_unknown_that_one_invariant_explains_two_are_told() -> None:
+    """A manager whose every load fails has dozens: they fit on no page."""
+    result = build(**{name.replace("-", "_"): ("UNKNOWN", {}) for name in MUSTS})
+    own = {name: replace(result.invariants[name], cause=Cause.CONTROL) for name in MUSTS}
+    explained = {name: replace(one, see="CKC-SMOK-001") for name, one in own.items()}
+    result = replace(result, invariants={**result.invariants, **explained})
+    assert told(findings.findings(result)) == [("ATOM-001", ""), ("ATOM-002", "")]
+    assert len(findings.briefly(result)) == len(MUSTS)
+    text = files.render_text(
+        "result.txt.j2", 100, result=result, known={}, asides={}, folder="reports"
+    )
+    assert "? 2 more, see CKC-SMOK-001" in text
+    assert "CKC-COMP-001, CKC-IOER-001" in text
+    result = replace(result, invariants={**result.invariants, **own})  # nothing explains them
+    assert len(findings.findings(result)) == len(MUSTS)
 
 
 def test_the_blame_is_the_first_line_of_evidence(result: Result) -> None:
