@@ -87,6 +87,10 @@ def test_of_several_roles_the_worst_counts(run: Path) -> None:
 
 def test_a_link_is_not_followed(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     secret = tmp_path_factory.mktemp("elsewhere") / "secret"
-    secret.write_text("15")
+    number = "987654321098"  # long: no part of a temporary folder's name
+    secret.write_text(number)
+    (run / MEGATRON).write_text(number)
+    assert number in Finished("fsck", str(run)).out, "a file of its own is read"
+    (run / MEGATRON).unlink()
     (run / MEGATRON).symlink_to(secret)
-    assert "15" not in Finished("fsck", str(run)).out
+    assert number not in Finished("fsck", str(run)).out
