@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -153,8 +155,10 @@ class Reference(AdapterBase):
     use_dcp: bool = False
 
     def preload(self) -> None:
-        """Import what a check of the declared `plant` needs."""
+        """Import what a check of the declared `plant` needs, and the client of stores."""
         discovery_properties.preload()
+        with contextlib.suppress(ImportError):  # an extra; a mirror in a store asks for it then
+            importlib.import_module("s3fs")
 
     def open(self, root: Path, options: OpenOptions) -> ReferenceManager:
         """Open on a directory, with the mirror and the retention that are asked for."""
