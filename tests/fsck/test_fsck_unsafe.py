@@ -208,6 +208,15 @@ def test_a_text_is_no_pickle(text: str, tmp_path: Path) -> None:
     assert judge(tmp_path).state is State.WHOLE
 
 
+def test_a_pickle_that_breaks_off_behind_one_name_is_no_text(tmp_path: Path) -> None:
+    """Found by the fuzz: the load imports the module of the name before it fails."""
+    folder = tmp_path / "step_5"
+    folder.mkdir()
+    evil.benign(folder / "model.pt")
+    (folder / "data").write_bytes(b"cantigravity\nfly\x00\x15away\np0\nNVa")
+    assert judge(tmp_path).state is State.UNSAFE
+
+
 @pytest.mark.parametrize("layout", ["reference", "reference-dcp"])
 def test_a_manifest_vouches_for_no_code(
     layout: str, corpus: dict[str, Path], tmp_path: Path, marker: Path

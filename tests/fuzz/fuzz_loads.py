@@ -125,10 +125,19 @@ def _gguf(path: Path) -> object:
 
 
 def _flax(path: Path) -> object:
+    """Load as flax does; without arrays another writer may have put bytes where texts stand."""
     import msgpack
 
     limits = dict.fromkeys(("max_str_len", "max_bin_len", "max_ext_len"), 1 << 24)
-    return msgpack.unpackb(path.read_bytes(), strict_map_key=False, raw=False, **limits)
+    data, extensions = path.read_bytes(), list[int]()
+    value = msgpack.unpackb(
+        data,
+        strict_map_key=False,
+        raw=True,
+        ext_hook=lambda code, _: extensions.append(code),
+        **limits,
+    )
+    return msgpack.unpackb(data, strict_map_key=False, raw=False, **limits) if extensions else value
 
 
 def _zip(path: Path) -> object:

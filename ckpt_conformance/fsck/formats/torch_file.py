@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +41,9 @@ _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain byte
 _REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
 SCRIPT = torchscript.SCRIPT
 _PROTOCOL = b"\x80"  # since protocol 2, a pickle begins with it
+_NO_TEXT = re.compile(
+    rb"[^\t\n\f\r\x1b\x20-\xff]"
+)  # signs that no text has in an encoding by bytes
 _PACKAGE = ".data/extern_modules"  # torch.package writes it
 _PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
@@ -281,11 +285,12 @@ def _is_pickle(data: bytes, error: Broken) -> bool:
     """Return whether it is more than bytes that begin like a pickle: a text may ask for a name."""
     asked = error.asked
     is_said = data.startswith(_PROTOCOL) and asked.names
+    is_no_text = any(_is_name(one.module) for one in asked.names) and _NO_TEXT.search(data)
     is_made = any(map(_is_name, asked.made))
-    return bool(is_said or is_made or error.is_limit or asked.called or asked.tricks)
+    return bool(is_said or is_no_text or is_made or error.is_limit or asked.called or asked.tricks)
 
 
-def _is_name(name: Name) -> bool:
+def _is_name(name: Name | str) -> bool:
     """Return whether something can be imported by a name; a text that is none has other signs."""
     return all(map(str.isidentifier, str(name).split(".")))
 
