@@ -181,6 +181,15 @@ EXPLANATIONS = {
         "name it yourself.",
         "was it copied in part? else name it yourself",
     ),
+    Topic.WEIGHTS_ALONE: Explanation(
+        "It holds a model and no optimizer, while other checkpoints below the same folder hold "
+        "one: an export, an average of weights, the best one, or a step that was saved so.",
+        "A run that resumes from it starts its optimizer cold, and many scripts raise a KeyError.",
+        "`fsck RUN --json`: which checkpoints have this topic; the save calls of the script.",
+        "`fsck RUN --newest-whole` passes over it where another one is whole. To evaluate or "
+        "export, name it yourself.",
+        "is it an export? to resume, take one with an optimizer",
+    ),
     Topic.REMARK: Explanation(
         "Something worth knowing that changes no state; the finding says what.",
         "It loads.",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.judge.judge import Change
 from ckpt_conformance.fsck.source.findings import (
+    POORER,
     SEVERITY,
     Finding,
     Kind,
@@ -178,7 +179,7 @@ class _Tally:
         if report.state is State.UNKNOWN:
             self.undecided.append(name)
         else:
-            is_poorer = report.state is State.WHOLE and report.has_fewer_files
+            is_poorer = report.state is State.WHOLE and report.is_poorer
             (self.poorer if is_poorer else self.newer).append(name)
 
     def newer_lines(self) -> Iterator[str]:
@@ -186,7 +187,7 @@ class _Tally:
         if self.newer:
             yield f"  newer, and not whole: {_some(self.newer)}"
         if self.poorer:
-            yield f"  newer, and with fewer files than all others: {_some(self.poorer)}"
+            yield f"  newer, and of which others hold more: {_some(self.poorer)}"
 
     def line(self) -> str:
         """Say how many there are of what."""
@@ -264,7 +265,8 @@ def _remarks(report: Report) -> int:
 def _is_told(report: Report, options: Options) -> bool:
     """Return whether there is more to say of a checkpoint than its line."""
     is_enough = report.coverage >= options.least
-    is_plain = report.state is State.WHOLE and is_enough and not report.has_fewer_files
+    is_less = any(one.topic is Topic.FEWER_FILES for one in report.findings)
+    is_plain = report.state is State.WHOLE and is_enough and not is_less
     return not is_plain or bool(report.not_finite)
 
 
@@ -429,9 +431,9 @@ def too_little(report: Report, options: Options) -> str:
 def why_not(report: Report, options: Options) -> str:
     """Say in one line why a checkpoint is not the one to resume from."""
     if report.state is State.WHOLE:
-        fewer = (one for one in report.findings if one.topic is Topic.FEWER_FILES)
+        poorer = (one for one in report.findings if one.topic in POORER)
         is_enough = report.coverage >= options.least
-        return next(map(describe, fewer), "") if is_enough else too_little(report, options)
+        return next(map(describe, poorer), "") if is_enough else too_little(report, options)
     return describe(report.findings[0]) if report.findings else ""
 
 
@@ -460,4 +462,5 @@ def describe(finding: Finding) -> str:
         names += f" and {len(finding.tensors) - _MOST_TENSORS} more"
     tensors = f" [{names}]" if names else ""
     kind = "remark" if finding.kind is Kind.NOTE else finding.kind
-    return one_line(f"{kind}  {finding.file}{place}{tensors}: {finding.what}")
+    file = f"  {finding.file}" if finding.file else ""
+    return one_line(f"{kind}{file}{place}{tensors}: {finding.what}")

@@ -353,3 +353,86 @@ def test_folders_with_an_epoch_beside_the_step_are_steps_of_one_run(tmp_path: Pa
     assert newest(tmp_path) == names[2]
     (tmp_path / names[2] / "meta.pt").unlink()
     assert newest(tmp_path) == names[1]
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def write_full(path: Path) -> None:
+    model, optimizer = trained()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+
+
+def write_weights(path: Path) -> None:
+    model, _ = trained()
+    if path.suffix == ".safetensors":
+        save_file(model.state_dict(), path)
+    else:
+        torch.save(model.state_dict(), path)
+
+
+@pytest.mark.parametrize("export", ["final_iteration=30.pt", "export-step30.safetensors"])
+def test_weights_alone_are_passed_over_where_an_older_one_has_an_optimizer(
+    export: str, tmp_path: Path
+) -> None:
+    """Of MONAI, kohya, diffusion-pipe: a run resumes from the state, and not from the export."""
+    for step in (10, 20):
+        write_full(tmp_path / f"checkpoint_iteration={step}.pt")
+    write_weights(tmp_path / export)
+    assert newest(tmp_path) == "checkpoint_iteration=20.pt"
+    judged = judge(tmp_path)
+    assert judged.newest_whole is judged.reports[1]
+    assert [one.topic for one in judged.reports[0].findings] == [Topic.WEIGHTS_ALONE]
+    assert judged.reports[0].state is State.WHOLE
+    os.truncate(tmp_path / "checkpoint_iteration=20.pt", 100)
+    assert newest(tmp_path) == "checkpoint_iteration=10.pt"
+    os.truncate(tmp_path / "checkpoint_iteration=10.pt", 100)
+    assert newest(tmp_path) == export, "no other is whole"
+
+
+def test_weights_alone_beside_no_optimizer_are_what_there_is(tmp_path: Path) -> None:
+    for step in (10, 20):
+        write_weights(tmp_path / f"step_{step}.pt")
+    (judged,) = (one for one in judge(tmp_path).reports if one.step == 20)
+    assert not judged.findings
+    assert newest(tmp_path) == "step_20.pt"
+
+
+def test_a_dcp_with_an_optimizer_comes_before_its_export(tmp_path: Path) -> None:
+    for step in (10, 20):
+        tensors = {"model.w": torch.ones(9), "optimizer.state.w.exp_avg": torch.ones(9)}
+        dcp.save(tensors, checkpoint_id=tmp_path / f"step-{step}")
+    (tmp_path / "step-20-hf").mkdir()
+    write_weights(tmp_path / "step-20-hf" / "model.safetensors")
+    os.utime(tmp_path / "step-20-hf", (1 << 32, 1 << 32))
+    assert newest(tmp_path) == "step-20"
+    os.truncate(tmp_path / "step-20" / "__0_0.distcp", 100)
+    assert newest(tmp_path) == "step-10"
+
+
+def test_shards_of_a_run_know_of_weights_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    write_full(run / "step_10.pt")
+    write_weights(run / "step_20.pt")
+    for number in (1, 2):
+        part = str(tmp_path / f"{number}.jsonl")
+        assert Finished("fsck", str(run), "--shard", f"{number}/2", "--results", part).status == 0
+    done = Finished("combine", str(tmp_path / "1.jsonl"), str(tmp_path / "2.jsonl"))
+    assert "others hold more: step_20.pt" in done.out
+    assert str(run / "step_10.pt") in done.out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("lost", RANKS)
+def test_of_the_ranks_of_picotron_one_is_missing(lost: str, tmp_path: Path) -> None:
+    """A number of two digits names no step for sure: the files say how many there are."""
+    for step in (10, 20):
+        write(tmp_path / str(step), *RANKS)
+    (tmp_path / "20" / lost).unlink()
+    assert newest(tmp_path) == "10"
+    assert {one.state for one in judge(tmp_path).reports} == {State.WHOLE, State.INCOMPLETE}

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple, overload
 
 import msgspec
 
-from ckpt_conformance.fsck.judge import siblings, stored
+from ckpt_conformance.fsck.judge import siblings, stored, weights
 from ckpt_conformance.fsck.judge.ages import newest_first
 from ckpt_conformance.fsck.judge.judge import Judged, Options
 from ckpt_conformance.fsck.judge.judging import SharedFile, notes_of_shared
@@ -94,6 +94,8 @@ class Index:
         notes = notes_of_shared(shared) if self.shared else {}
         numbers = ((place, self.kins.get(row.number)) for place, row in enumerate(rows))
         told = siblings.told((place, kin) for place, kin in numbers if kin)
+        for place, finding in weights.told(row.age for row in rows).items():
+            told.setdefault(place, []).append(finding)
         return StoredReports(self, rows, notes, told)
 
 

@@ -32,6 +32,7 @@ class Age(NamedTuple):
         counted: the epoch that its files count, whatever its name says.
         slot: the number of a name that has no word for what it counts, such as `ckpt.1.pt`.
         inside: the step that its files count, whatever its name says.
+        alone: of a model and an optimizer the one that it holds, where all that it holds is known.
 
     """
 
@@ -42,6 +43,7 @@ class Age(NamedTuple):
     counted: int | None = None
     slot: int | None = None
     inside: int | None = None
+    alone: Role | None = None
 
     @property
     def is_known(self) -> bool:

@@ -19,10 +19,13 @@ from ckpt_conformance.fsck.formats import (
 from ckpt_conformance.fsck.judge.looks import look
 from ckpt_conformance.fsck.judge.parts import facts_of, problems_of
 from ckpt_conformance.fsck.source.findings import (
+    Facts,
     Finding,
+    Held,
     Kind,
     Malformed,
     NotRead,
+    Role,
     Topic,
     Unsafe,
 )
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.source import Readable
     from ckpt_conformance.fsck.source.sums import Span
 
+_OPTIMIZER = re.compile(r"(?:^|[./])optim", re.IGNORECASE)
 _MOST_RANKS = 100_000  # a name may claim any number
 
 
@@ -82,7 +86,8 @@ def _described(context: Context, base: str, name: str, metadata: dcp.Metadata) -
         report.say(Kind.NOTE, name, remark)
     for problem in metadata.problems:
         report.say(Kind.DAMAGED, name, problem.what, (problem.key,))
-    report.facts |= facts_of(name, _tops(metadata))
+    known = facts_of(name, _tops(metadata)).get(name, Facts())
+    report.facts[name] = replace(known, held=_held(metadata))
     return [
         work
         for shard, items in sorted(metadata.items.items())
@@ -141,6 +146,12 @@ def _of_ranks(
     known = {shard for metadata in read for shard in metadata.items}
     _undescribed(context, base, names, known)
     return works
+
+
+def _held(metadata: dcp.Metadata) -> Held:
+    """Say whether an optimizer is in it, by the names of tensors."""
+    is_there = any(map(_OPTIMIZER.search, metadata.tensors))
+    return Held(frozenset({Role.OPTIMIZER} if is_there else ()))
 
 
 def _tops(metadata: dcp.Metadata) -> dict[str, None]:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ckpt_conformance.fsck.judge import weights
 from ckpt_conformance.fsck.judge.ages import UNKNOWN, newest_first
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judge import Change, Judged, Meanwhile, Options
@@ -141,7 +142,7 @@ class Gate:
     leftovers: list[str] = field(default_factory=list[str])
     _chosen: _Known | None = None
     _held: _Held | None = None
-    _takes_fewer: bool = False  # also a checkpoint with fewer files than all others
+    _takes_poorer: bool = False  # also a checkpoint of which others hold more
 
     def run(self) -> Judged:
         """Return what was judged: the newest first, the whole one last.
@@ -229,13 +230,13 @@ class Gate:
 
     def _round(self, *, is_last: bool) -> Judged:
         """Judge all that is newer than the answer, or that has to be judged again."""
-        self._takes_fewer = False
+        self._takes_poorer = False
         judged = self._from_newest(is_last=is_last)
         newest, known = judged.newest_whole, list(self.known.values())
         is_restless = any(one.judgement and not one.is_steady for one in known)
         if newest is None or self._chosen is not None or (is_restless and not is_last):
             return judged
-        self._takes_fewer = True
+        self._takes_poorer = True
         for one in known if self.hold is not None else ():
             if one.judgement and one.judgement.report.path == newest.path:
                 one.judgement = None  # it is not held any more
@@ -272,9 +273,9 @@ class Gate:
     def _is_answer(self, report: Report, judged: Judged) -> bool:
         """Return whether no older one has to be judged.
 
-        One with fewer files than all others is the answer only where none of these is whole.
+        One that is poorer than others is the answer only where none of these is whole.
         """
-        return judged.is_enough(report) and (self._takes_fewer or not report.has_fewer_files)
+        return judged.is_enough(report) and (self._takes_poorer or not report.is_poorer)
 
     def _ordered(self, judging: Judging) -> list[_Known]:
         """Return what was listed, newest first; of several the structure is read for that."""
@@ -418,6 +419,8 @@ def _with_told(order: list[_Known], at: int) -> Report:
     report = replace(judgement.report, findings=list(judgement.report.findings))
     said = told((place, one.kin) for place, one in enumerate(order) if one.kin)
     report.take_findings(said.get(at, ()))
+    alone = weights.told(one.age for one in order).get(at)
+    report.take_findings([alone] if alone else ())
     return report
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
-from ckpt_conformance.fsck.judge import trackers
+from ckpt_conformance.fsck.judge import trackers, weights
 from ckpt_conformance.fsck.judge.ages import newest_first
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
@@ -142,17 +142,17 @@ class Judged:
     def newest_whole(self) -> Report | None:
         """The newest checkpoint with nothing wrong, of which enough was verified.
 
-        One with fewer files than all others is it only where no other is whole.
+        One that is poorer than others is it only where no other is whole.
         """
         if self.missing:
             return None
-        fewer: Report | None = None
+        poorer: Report | None = None
         for one in self.reports:
-            if self.is_enough(one) and not one.has_fewer_files:
+            if self.is_enough(one) and not one.is_poorer:
                 return one
-            if fewer is None and self.is_enough(one):
-                fewer = one
-        return fewer
+            if poorer is None and self.is_enough(one):
+                poorer = one
+        return poorer
 
     def is_enough(self, report: Report) -> bool:
         """Return whether a checkpoint is whole, and as much of it verified as was asked for."""
@@ -231,6 +231,8 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
     kins = ((place, one.kin) for place, one in enumerate(judgements) if one.kin)
     for place, findings in told(kins).items():
         judgements[place].report.take_findings(findings)
+    for place, finding in weights.told(one.age for one in judgements).items():
+        judgements[place].report.take_findings([finding])
     reports = [one.report for one in judgements]
     leftovers = sorted(set(checkpoints.leftovers))
     return Judged(path, reports, leftovers, options, trackers=trackers.read(path, reports))

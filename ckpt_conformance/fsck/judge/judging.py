@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ckpt_conformance.fsck.judge.ages import UNKNOWN, Age, age_of, has_optimizer
 from ckpt_conformance.fsck.judge.examine import examine, folder_of, resolved
 from ckpt_conformance.fsck.judge.siblings import kin_of
+from ckpt_conformance.fsck.judge.weights import alone
 from ckpt_conformance.fsck.layouts import step_names
 from ckpt_conformance.fsck.layouts.listing import Sort
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, OF_ALL, Clock, now, of_file
@@ -215,6 +216,7 @@ class Judging:
             age = UNKNOWN
         elif found.depth == 1 and not age.resumable:  # what the Trainer leaves in a run's folder
             age = UNKNOWN._replace(time=time)
+        age = age._replace(alone=alone(candidate, report))
         opened.judgement = Judgement(age, report)
         opened.judgement.shared = list(self._shared(candidate, folder))
         linked = (one.file for one in opened.judgement.shared)

@@ -19,6 +19,7 @@ from ckpt_conformance.fsck.source.findings import (
     Kind,
     NotFinite,
     Report,
+    Role,
     Topic,
     ordered,
 )
@@ -215,17 +216,24 @@ def result_of(plain: ResultJson) -> Result:
     return Result(plain["number"], part, judgement)
 
 
-def _age_of(
-    first: int | bool | None,  # noqa: FBT001
-    step: int | None,
-    time: float,
-    resumable: bool = False,  # noqa: FBT001, FBT002
-    *numbers: int | None,
-) -> Age:
+def _age_of(first: int | bool | None, step: int | None, time: float, *more: Any) -> Age:  # noqa: ANN401, FBT001  plain values
     """Return what orders a checkpoint; older results say first whether a step is known."""
     if isinstance(first, bool):
         return Age(None, int(step or 0) if first else None, float(time))
-    return Age(_whole(first), _whole(step), float(time), resumable, *map(_whole, numbers))
+    known: list[Any] = [*more, *_NO_MORE[len(more) :]]
+    resumable, counted, slot, inside, alone = known
+    return Age(
+        _whole(first),
+        _whole(step),
+        float(time),
+        bool(resumable),
+        *(_whole(counted), _whole(slot), _whole(inside)),
+        Role(alone) if alone else None,
+    )
+
+
+_NO_MORE = (False, None, None, None, None)
+"""What older results do not have."""
 
 
 def _whole(number: int | None) -> int | None:

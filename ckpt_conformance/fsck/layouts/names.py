@@ -168,8 +168,14 @@ def is_torch(name: str, *, by_library: bool) -> bool:
 
 _MOST_RANKS = 100_000  # a name may claim any number
 _RANK = re.compile(r"(?P<head>.*world_size_)(?P<all>\d+)(?P<middle>_rank_)(?P<one>\d+)(?P<tail>.*)")
-_NUMBERED = re.compile(r"(?P<head>.*-)(?P<one>\d+)(?P<middle>-of-)(?P<all>\d+)(?P<tail>\..*)")
-
+_OF = "-of-"
+_NUMBERED = re.compile(rf"(?P<head>.*-)(?P<one>\d+)(?P<middle>{_OF})(?P<all>\d+)(?P<tail>\..*)")
+_OF_A_GRID = tuple(  # Picotron's: weights_tp_rank_world_size=0_2_pp_rank_world_size=0_1.pth
+    re.compile(
+        rf"(?P<head>(?:.*_)?{axis}_rank_world_size=)(?P<one>\d+)(?P<middle>_)(?P<all>\d+)(?P<tail>\D.*)"
+    )
+    for axis in ("tp", "pp")
+)
 
 # A script's own: nothing says how many there are.
 _OF_A_RANK = re.compile(r"(?P<head>(?:.*[._/-])?rank[-_]?)(?P<one>\d{1,6})(?P<tail>\D.*|)")
@@ -219,19 +225,20 @@ def missing(names: Iterable[str]) -> Iterator[tuple[str, int]]:
     for name in names:
         if is_shard(name.rpartition("/")[2]):
             continue  # a rank may have none of a number
-        for pattern, origin in ((_RANK, "0"), (_NUMBERED, "1")):
+        for pattern in (_RANK, _NUMBERED, *_OF_A_GRID):
             match = pattern.fullmatch(name)
             if match and int(match["all"]) <= _MOST_RANKS:
                 width = len(match["one"]) if pattern is _NUMBERED else 0
                 parts = (match["head"], match["all"], match["middle"], match["tail"])
-                groups[*parts, origin, str(width)].add(name)
-    for (head, total, middle, tail, origin, digits), there in sorted(groups.items()):
-        first, count, is_numbered = int(origin), int(total), bool(int(origin))
-        if is_numbered and "".join((head, f"{0:0{digits}d}", middle, total, tail)) in there:
-            first = 0  # of ranks, by nanotron
+                groups[*parts, "" if pattern is _RANK else "before", str(width)].add(name)
+    for (head, total, middle, tail, is_before, digits), there in sorted(groups.items()):
+        first, count = 0, int(total)
+        zeroth = "".join((head, f"{0:0{digits}d}", middle, total, tail))
+        if middle == _OF and zeroth not in there:  # nanotron counts from 0
+            first = 1
         for number in range(first, first + count):
             own = f"{number:0{digits}d}"
-            order = (own, middle, total) if is_numbered else (total, middle, own)
+            order = (own, middle, total) if is_before else (total, middle, own)
             name = "".join((head, *order, tail))
             if name not in there:
                 yield name, count

@@ -103,6 +103,7 @@ class Topic(StrEnum):
     NOT_JUDGED = "not-judged"
     NO_CHECKSUM = "no-checksum"
     FEWER_FILES = "fewer-files"
+    WEIGHTS_ALONE = "weights-alone"
     REMARK = "remark"
 
 
@@ -114,6 +115,8 @@ STATES = {
     Kind.UNSAFE: State.UNSAFE,
 }
 SEVERITY = list(State)
+POORER = frozenset({Topic.FEWER_FILES, Topic.WEIGHTS_ALONE})
+"""What a whole checkpoint is told where others hold more: `--newest-whole` passes over it."""
 
 
 TOPICS = {
@@ -358,9 +361,9 @@ class Report:
         return max(states, key=SEVERITY.index, default=State.WHOLE)
 
     @property
-    def has_fewer_files(self) -> bool:
-        """Whether it lacks files which all other steps have: it may be a part of what was saved."""
-        return any(one.topic is Topic.FEWER_FILES for one in self.findings)
+    def is_poorer(self) -> bool:
+        """Whether others hold more: it may be a part of what was saved, or weights alone."""
+        return any(one.topic in POORER for one in self.findings)
 
     @property
     def uncovered(self) -> int:
