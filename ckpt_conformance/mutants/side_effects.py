@@ -90,6 +90,21 @@ class GetterClearsGradients(CheckpointManager):
 
 
 @mutant(
+    "G02-named",
+    url="pytorch/pytorch#164929",
+    change="each save draws a name for what it writes from the global generator of `random`",
+    violates={"CKC-SIDE-001"},
+)
+class DrawsANameEachTime(CheckpointManager):
+    """Draws before anything is captured, as for the name of a temporary folder."""
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Draw, then save."""
+        random.getrandbits(32)
+        return super().save(step, **parts)
+
+
+@mutant(
     "G02-replaced",
     url="pytorch/pytorch#164929",
     change="a save over a step draws a name for the older one from the global generator",

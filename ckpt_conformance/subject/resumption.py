@@ -19,7 +19,7 @@ from ckpt_conformance.contract.verdicts import (
     control_failed,
 )
 from ckpt_conformance.harness.messages import HASH_SEED, Close, RunResult, TrainResult
-from ckpt_conformance.subject import controls, oracle
+from ckpt_conformance.subject import controls, oracle, undisturbed
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import AFTER, OTHER_SEED, SAVES, Slot, resume_key, steps_after
 
@@ -205,7 +205,8 @@ def identity(  # noqa: PLR0913, PLR0917  what is compared, and what to say of it
             _, state = oracle.arrival(result)
             is_right = bool(state) and not differing(saved, state, component, leaf)
             origin = suspect.origin if result.has_fired and is_right else ""
-        raise Violation(message, evidence=evidence, origin=origin)
+        with undisturbed.unless_saves_alone_do_it(subject):
+            raise Violation(message, evidence=evidence, origin=origin)
 
 
 def divergence(golden: Golden, records: Records) -> list[str]:
@@ -249,7 +250,8 @@ def follow(
         raise Violation(f"{message}: it does not go on", evidence=evidence)
     wrong = divergence(golden, records)
     if wrong:
-        raise Violation(message, evidence={"kind": golden.kind, "resumed != unbroken": wrong})
+        with undisturbed.unless_saves_alone_do_it(subject):
+            raise Violation(message, evidence={"kind": golden.kind, "resumed != unbroken": wrong})
 
 
 def trajectory(

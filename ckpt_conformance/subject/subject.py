@@ -35,7 +35,7 @@ from ckpt_conformance.harness.messages import (
     whole,
 )
 from ckpt_conformance.processes import lifecycle
-from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject import controls, oracle, undisturbed
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
@@ -431,15 +431,18 @@ class Subject:
         acknowledged: Collection[int],
         **more: Any,  # noqa: ANN401  further evidence
     ) -> Outcome:
-        """Raise Violation unless the outcome is allowed; give the outcome."""
+        """Raise Violation unless the outcome is allowed; give the outcome.
+
+        Raises Unknown where saves alone make the state another one: CKC-SIDE-001 tells that.
+        """
         outcome = self.classify(result, legal, newest=newest, acknowledged=acknowledged)
         if outcome in REFUSALS and not REFUSALS & set(allowed):
             outcome = Outcome.LOST_ALL
         if outcome not in allowed:
             step, _ = oracle.arrival(result)
             wanted = legal.get(step or 0)
-            raise Violation(
-                f"{message}: {outcome}",
-                evidence=self.evidence(result, wanted, outcome=str(outcome), **more),
-            )
+            evidence = self.evidence(result, wanted, outcome=str(outcome), **more)
+            if outcome is Outcome.SILENT_WRONG:
+                controls.require(undisturbed.saves_leave_the_run, self)
+            raise Violation(f"{message}: {outcome}", evidence=evidence)
         return outcome

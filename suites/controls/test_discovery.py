@@ -42,6 +42,7 @@ from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.subject import controls, names, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
+from ckpt_conformance.subject.undisturbed import saves_leave_the_run
 from ckpt_conformance.suites.controls import copied_steps, foreign_names, no_load, step_numbers
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_smoke as smoke
@@ -512,7 +513,8 @@ def _require_a_save_over_damage(subject: Subject) -> None:
                 reason = (
                     f"without damage, too, a load after a load and a save of step 4 gives {given}"
                 )
-                raise controls.blame(subject, reason, test_the_newest_step_is_the_largest_number)
+                checks = (saves_leave_the_run, test_the_newest_step_is_the_largest_number)
+                raise controls.blame(subject, reason, *checks)
             message = "a step that was damaged is saved anew, acknowledged, and not what is loaded"
             files = [one.args["file"] for one in damage]
             evidence = subject.evidence(result, legal[4], damaged=files[:8])
