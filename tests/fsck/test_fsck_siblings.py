@@ -101,7 +101,8 @@ def test_a_script_that_saves_the_optimizer_every_second_step_is_whole(tmp_path: 
     run = script(tmp_path / "run", (10, 20, 30, 40, 50, 60))
     for step in (20, 40, 60):
         (run / f"step_{step}" / "optimizer.pt").unlink()
-    assert told(run) == {}
+    assert told(run) == {60: [("", Kind.NOTE)]}, "a run resumes from the one before"
+    assert judge(run).newest_whole == next(one for one in judge(run).reports if one.step == 50)
     three = script(tmp_path / "three", (10, 20, 30))
     (three / "step_20" / "optimizer.pt").unlink()
     assert told(three) == {}

@@ -253,7 +253,7 @@ def _judge_all(path: places.Where, options: Options, asked: Asked, *, as_json: b
         asked.bound.close()
         if asked.shard.count > 1:
             return _say_part(taker, asked)
-        reports = taker.index.reports()
+        reports = taker.index.reports(options.least)
         named = trackers.read(path, reports)
         judged = Judged(path, reports, plan.listed.leftovers, options, trackers=named)
         return deliver(judged, as_json=as_json, details=asked.details)

@@ -6,10 +6,11 @@ In memory is a row for each checkpoint, which says where its result is and how o
 from __future__ import annotations
 
 import hashlib
+import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, NamedTuple, overload
+from dataclasses import dataclass, field, replace
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, overload
 
 import msgspec
 
@@ -66,6 +67,8 @@ class Index:
     rows: dict[int, Row] = field(default_factory=dict[int, Row])
     shared: dict[int, list[SharedFile]] = field(default_factory=dict[int, list[SharedFile]])
     kins: dict[int, Kin] = field(default_factory=dict[int, "Kin"])
+    names: dict[frozenset[str], frozenset[str]] = field(default_factory=dict["frozenset[str]", Any])
+    """The names of the files of a step, which most steps have in common: kept once."""
 
     def add(self, result: Result, place: Place) -> None:
         """Note a result; of several slices each."""
@@ -78,7 +81,9 @@ class Index:
         if judgement.shared:
             self.shared[result.number] = judgement.shared
         if judgement.kin and len(self.kins) < siblings.MOST:
-            self.kins[result.number] = judgement.kin
+            names = self.names.setdefault(judgement.kin.names, judgement.kin.names)
+            run = sys.intern(judgement.kin.run)
+            self.kins[result.number] = replace(judgement.kin, names=names, run=run)
 
     def read(self, place: Place) -> Result:
         """Read a result again."""
@@ -86,17 +91,18 @@ class Index:
         file.seek(place.offset)
         return _result_in(file.readline())
 
-    def reports(self) -> StoredReports:
-        """Return the reports, newest first."""
+    def reports(self, least: float = 0.0) -> StoredReports:
+        """Return the reports, newest first; `least` is the share that has to be verified."""
         numbered = [self.rows[number] for number in sorted(self.rows)]
         rows = [numbered[at] for at in newest_first([row.age for row in numbered])]
         shared = ((place, self.shared.get(row.number, ())) for place, row in enumerate(rows))
         notes = notes_of_shared(shared) if self.shared else {}
         numbers = ((place, self.kins.get(row.number)) for place, row in enumerate(rows))
         told = siblings.told((place, kin) for place, kin in numbers if kin)
-        for place, finding in weights.told(row.age for row in rows).items():
-            told.setdefault(place, []).append(finding)
-        return StoredReports(self, rows, notes, told)
+        reports = StoredReports(self, rows, notes, told)
+        for place in weights.told([row.age for row in rows], reports.__getitem__, least):
+            told.setdefault(place, []).append(weights.FINDING)
+        return reports
 
 
 def _result_in(text: bytes) -> Result:
@@ -298,7 +304,7 @@ def combined(paths: Sequence[Path], files: ExitStack) -> tuple[Judged, tuple[str
         least=asked.get("require-coverage", 0.0),  # results of the first release have none
     )
     place = named(listed.place)
-    judged = Judged(place, index.reports(), listed.leftovers, options, tuple(unjudged))
+    judged = Judged(place, index.reports(options.least), listed.leftovers, options, tuple(unjudged))
     return judged, stopped
 
 

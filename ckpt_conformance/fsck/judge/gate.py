@@ -419,8 +419,8 @@ def _with_told(order: list[_Known], at: int) -> Report:
     report = replace(judgement.report, findings=list(judgement.report.findings))
     said = told((place, one.kin) for place, one in enumerate(order) if one.kin)
     report.take_findings(said.get(at, ()))
-    alone = weights.told(one.age for one in order).get(at)
-    report.take_findings([alone] if alone else ())
+    if weights.is_passed_over([one.age for one in order], at):
+        report.take_findings([weights.FINDING])
     return report
 
 

@@ -231,8 +231,8 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
     kins = ((place, one.kin) for place, one in enumerate(judgements) if one.kin)
     for place, findings in told(kins).items():
         judgements[place].report.take_findings(findings)
-    for place, finding in weights.told(one.age for one in judgements).items():
-        judgements[place].report.take_findings([finding])
     reports = [one.report for one in judgements]
+    for place in weights.told([one.age for one in judgements], reports.__getitem__, options.least):
+        reports[place].take_findings([weights.FINDING])
     leftovers = sorted(set(checkpoints.leftovers))
     return Judged(path, reports, leftovers, options, trackers=trackers.read(path, reports))

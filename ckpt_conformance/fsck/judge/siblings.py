@@ -93,7 +93,7 @@ class File(NamedTuple):
     is_linked: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Kin:
     """What neighbours are asked for of one checkpoint.
 

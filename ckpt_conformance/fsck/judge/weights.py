@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.judge.placed import named
 from ckpt_conformance.fsck.layouts.layouts import WITH_DATA, Format
-from ckpt_conformance.fsck.source.findings import NO_FACTS, Finding, Kind, Role, Topic
+from ckpt_conformance.fsck.source.findings import NO_FACTS, Finding, Kind, Role, State, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Sequence
 
     from ckpt_conformance.fsck.judge.ages import Age
     from ckpt_conformance.fsck.layouts.layouts import Candidate, Part
@@ -47,14 +47,37 @@ def _roles_of(part: Part, report: Report) -> frozenset[Role] | None:
     return held.roles if held is not None and held.is_known else None
 
 
-def told(ages: Iterable[Age]) -> dict[int, Finding]:
-    """Return what checkpoints of weights alone are told, by their places."""
-    ages = list(ages)
-    if not any(one.resumable and one.alone is None for one in ages):
-        return {}
-    what = (
-        "it holds a model and no optimizer, and others here hold one: a run that resumes from it "
-        "starts its optimizer cold"
-    )
-    finding = Finding(Kind.NOTE, "", what, own_topic=Topic.WEIGHTS_ALONE)
-    return {place: finding for place, one in enumerate(ages) if one.alone is Role.MODEL}
+def is_passed_over(ages: Sequence[Age], place: int) -> bool:
+    """Return whether one of weights alone has an older one behind it to resume from."""
+    return ages[place].alone is Role.MODEL and any(map(_is_to_resume, ages[place + 1 :]))
+
+
+def told(ages: Sequence[Age], report_at: Callable[[int], Report], least: float) -> set[int]:
+    """Return the places of weights alone in front of the newest whole one to resume from.
+
+    The ages are ordered, newest first. Reports are asked for up to the first that is whole, of
+    which `least` is verified, and of which no other holds more.
+    """
+    found = set[int]()
+    last = max((place for place, one in enumerate(ages) if _is_to_resume(one)), default=-1)
+    for place in range(last + 1):
+        if ages[place].alone is Role.MODEL:
+            found.add(place)
+            continue
+        report = report_at(place)
+        if report.state is State.WHOLE and report.coverage >= least and not report.is_poorer:
+            break
+    return found
+
+
+def _is_to_resume(age: Age) -> bool:
+    return age.resumable and age.alone is None
+
+
+FINDING = Finding(
+    Kind.NOTE,
+    "",
+    "it holds a model and no optimizer, and an older one holds both: a run that resumes from it "
+    "starts its optimizer cold",
+    own_topic=Topic.WEIGHTS_ALONE,
+)
