@@ -42,7 +42,7 @@ from ckpt_conformance.suites.kills import kills
 from ckpt_conformance.suites.rank_saves import TWO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
@@ -493,14 +493,41 @@ def test_a_dump_stays_until_a_later_save_is_durable(subject: Subject) -> None:
     process must get step 4 or step 6. Without a kill it must get step 6.
     """
     require_resumed(subject)
+    _require_kept(subject, "the save of step 6", _later_save, RunResult)
+
+
+@check("CKC-EMRG-007")
+def test_a_dump_stays_until_a_later_dump_is_whole(subject: Subject) -> None:
+    """The dump that a job resumed from is there until a later dump is.
+
+    Why: who keeps one dump makes room for the next one first, and the patience of the scheduler
+    ends there (C01).
+    How: from a dump of step 4 beside a regular step 2: resume, train, and die by SIGKILL at a
+    system call of the dump of step 6; a new process must get step 4 or step 6. Without a kill it
+    must get step 6.
+    """
+    require_resumed(subject)
+    _require_kept(subject, "the dump of step 6", _later_dump, EmergencySaveResult)
+
+
+def _require_kept(
+    subject: Subject,
+    what: str,
+    later: Callable[[Subject, Fault], ProcessResult],
+    made_by: type[RunResult | EmergencySaveResult],
+) -> None:
+    """Raise Violation unless the dump of step 4, or step 6, is served after a death in step 6.
+
+    `later` makes step 6 with a fault; the result of the operation that does it has its calls.
+    """
     legal = subject.legal(subject.golden((REGULAR, DUMPED, LATER)))
     _require_undisturbed(subject, dumps(subject).one, LATER, legal, DUMPED)
-    counted = _later_save(subject, system_call.count())
-    calls = require_calls(subject, counted, counted.of(RunResult).faults)
+    counted = later(subject, system_call.count())
+    calls = require_calls(subject, counted, counted.of(made_by).faults)
     if outcome_of(subject, resumed := subject.resume(), legal, LATER) is not Outcome.NEW:
-        raise control_failed(f"after a save of step 6 a resume gives {subject.tell(resumed)}")
-    for kill in kills(subject, calls, "the save of step 6", taking=TAKING, quick=KILLS):
-        killed = _later_save(subject, kill.fault)
+        raise control_failed(f"after {what} a resume gives {subject.tell(resumed)}")
+    for kill in kills(subject, calls, what, taking=TAKING, quick=KILLS):
+        killed = later(subject, kill.fault)
         where = kill.seen(subject, killed)
         if killed.steps_of("loaded") != [DUMPED]:
             raise Unknown(f"{where}: the job had not resumed from the dump of step {DUMPED}")
@@ -511,6 +538,13 @@ def test_a_dump_stays_until_a_later_save_is_durable(subject: Subject) -> None:
         if outcome not in WHOLE:
             message = f"{where}, after a resume from a dump of step {DUMPED}: a load gives"
             raise _served(subject, resumed, legal, outcome, message)
+
+
+def _later_dump(subject: Subject, fault: Fault) -> ProcessResult:
+    """Resume from the dump of step 4, train, and dump step 6 with a fault."""
+    trees.materialize(dumps(subject).one, subject.root)
+    run = Run(until=LATER, resume=True)
+    return subject.execute(run, EmergencySave(faults=(fault,)), seed=OTHER_SEED)
 
 
 def _later_save(subject: Subject, fault: Fault) -> ProcessResult:

@@ -242,6 +242,22 @@ class TidiesEarly(CheckpointManager):
         super().prepare()
 
 
+@mutant(
+    "C02-one-dump",
+    url="NVIDIA-NeMo/Megatron-Bridge#4678",
+    change="there is one dump: the one before is removed to make room for the next",
+    violates={"CKC-EMRG-007"},
+)
+class KeepsOneDump(CheckpointManager):
+    """Makes room first."""
+
+    def dump(self, state: Snapshot) -> Path:
+        """Remove dumps, then make one."""
+        for reference in resolve.dump_references(self.root):
+            shutil.rmtree(reference.directory)
+        return super().dump(state)
+
+
 # -- several ranks ---------------------------------------------------------------------------------
 
 

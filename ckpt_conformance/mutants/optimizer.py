@@ -105,6 +105,22 @@ class ByHash(CheckpointManager):
 
 
 @mutant(
+    "G05-class",
+    url="pytorch/pytorch#113673",
+    change="optimizers are kept by the name of their class: of two of one class one is there",
+    violates={"CKC-RSUM-010"},
+)
+class ByClass(CheckpointManager):
+    """Knows one of each class; the last of them is given to all."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        """Let each optimizer have what the last of its class has."""
+        saved = super().capture_optimizers(optimizers)
+        last = {type(one).__name__: saved[name] for name, one in optimizers.items()}
+        return {name: last[type(one).__name__] for name, one in optimizers.items()}
+
+
+@mutant(
     "J02-own",
     url="pytorch/pytorch#125528",
     change="of an optimizer's state_dict only state and param_groups are saved",

@@ -81,6 +81,11 @@ KINDS: dict[str, Kind] = {
     "two-optimizers": Kind(
         optimizer="two", shows="several optimizers with different numbers of keys"
     ),
+    "alike-optimizers": Kind(
+        optimizer="alike",
+        shows="two optimizers of one class, each of a matrix of one shape, beside a third: only "
+        "their names tell them apart",
+    ),
     "steady": Kind(
         optimizer="steady",
         shows="an optimizer that adds state of its own beside state and param_groups",
@@ -348,6 +353,15 @@ def _optimizers(
         return {"optimizer": ViewingSgd([decaying, constant], rate, narrow)}
     if kind.optimizer == "scaled":
         return {"optimizer": Scaling([decaying, constant], rate)}
+    if kind.optimizer == "alike":
+        of_one_shape = {"inner.weight": "optimizer", "twin.weight": "optimizer.second"}
+        rest = [p for name, p in named if name not in of_one_shape]
+        third = optim.SGD(rest, rate, momentum=0.9)
+        alike = {
+            key: optim.AdamW([model.get_parameter(name)], rate)
+            for name, key in of_one_shape.items()
+        }
+        return {**alike, "optimizer.third": third}
     if kind.optimizer == "two":
         second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
         first: dict[str, Optimizer] = {"optimizer": optim.AdamW([decaying], rate)}

@@ -56,7 +56,7 @@ EXTRA_STATE = "_extra_state"
 DTYPES = (Feature.BFLOAT16, Feature.FLOAT8, Feature.COMPLEX64, Feature.BOOL, Feature.INT8)
 MAKES = (
     *("rare-dtypes", "masters", "two-optimizers", "conv", "transformer", "extra-state"),
-    *("unused", "empty", "scalar"),
+    *("unused", "empty", "scalar", "alike-optimizers"),
 )
 OPTIMIZER_CAST = "torch-optimizer-cast"  # an origin in the catalogue
 
@@ -649,9 +649,10 @@ def test_a_job_of_any_make_goes_on_as_if_unbroken(subject: Subject) -> None:
     """Whatever a job is made of, its resumed run makes the records of the unbroken one.
 
     Why: state that only some models and optimizers have, such as fp32 masters of bf16 parameters,
-    a second optimizer or extra state, shows in the steps that follow (K01, K03, M043).
-    How: jobs with fp32 masters, two optimizers, batch norm, attention, extra state, and parameters
-    that are never updated, empty or 0-dim; a resume in each. Where one is violated, resume once
+    a second optimizer or extra state, shows in the steps that follow (K01, K03, M043). Two that
+    were kept by the name of their class became one.
+    How: jobs with fp32 masters, two optimizers, also of one class and shape, batch norm, attention,
+    extra state, and parameters that are never updated, empty or 0-dim; a resume in each. Where one is violated, resume once
     more with a torch that does not cast, as CKC-COMP-003 does. What the manager does itself is told
     before what torch does.
     """
