@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 OLDER, NEWEST, LATER, LAST = 2, 4, 6, 8
 LATE = fault_injectors.spec("late-threads")
 LATE_CALLS = system_call.late()
+FULL_ONCE = fault_injectors.spec("system-call", at=1, error="ENOSPC")
 FULL_DISK = fault_injectors.spec("system-call", at=1, error="ENOSPC", persistent=True)
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 NO_FAILURE = "no write of the save was seen to fail"

@@ -38,6 +38,7 @@ from ckpt_conformance.subject import controls, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.background_saves import (
     FULL_DISK,
+    FULL_ONCE,
     LAST,
     LATE,
     LATER,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
 
 ALL = (OLDER, NEWEST, LATER, LAST)
+LIVE = "live"  # kind of job
 HARD = ("slight", "layouts", "values", "bits", "rare-dtypes", "masters", "names", "lazy")
 QUICK = 3  # of these kinds of job
 LAST_FIRST = fault_injectors.spec("late-threads", reverse=True)
@@ -131,35 +133,51 @@ def test_a_large_tensor_is_that_of_the_call(subject: Subject) -> None:
     undisturbed(subject)
     resumption.arrive(subject, KIND)
     with standing_on(subject, test_what_the_job_does_after_the_call_is_not_saved):
+        _require_of_the_call(subject, KIND, "model", Perturb())
+
+
+@check("CKC-ASYN-001")
+def test_containers_are_those_of_the_call(subject: Subject) -> None:
+    """Dicts and lists of plain values are saved in the background as they were at the call.
+
+    Why: tensors were copied, and what holds plain numbers was handed to the thread as it was: the
+    counters of a later step stood beside the weights of this one (D01).
+    How: a component gives its own dicts and lists, as schedulers of torch do, and fills them at
+    each step. Begin to save it; let no other thread run until three further steps are trained; then
+    wait. A new process must get them as they were. The control trains nothing meanwhile.
+    """
+    undisturbed(subject)
+    resumption.arrive(subject, LIVE)
+    with standing_on(subject, test_what_the_job_does_after_the_call_is_not_saved):
+        _require_of_the_call(subject, LIVE, "extra", Train(n=3))
+
+
+def _require_of_the_call(subject: Subject, kind: str, component: str, meanwhile: AnyOp) -> None:
+    """Raise Violation unless a component is saved as at the call, whatever is done meanwhile."""
+    try:
+        saving = _saved_of_kind(subject, kind, component, meanwhile)
+    except Violation:
         try:
-            saving = _saved_large(subject, Perturb())
-        except Violation:
-            _require_large_alone(subject)
-            raise
+            _saved_of_kind(subject, kind, component)
+        except Violation as alone:
+            raise control_failed(alone) from None
+        raise
     require_held(subject, saving)
 
 
-def _require_large_alone(subject: Subject) -> None:
-    """Raise Unknown unless a large tensor that nobody changes meanwhile is saved."""
-    try:
-        _saved_large(subject)
-    except Violation as alone:
-        raise control_failed(alone) from None
-
-
-def _saved_large(subject: Subject, *meanwhile: AnyOp) -> ProcessResult:
-    """Save a large tensor while something is done; raise Violation if it is not as at the call."""
-    wanted = subject.golden(kind=KIND).at[NEWEST]
+def _saved_of_kind(subject: Subject, kind: str, component: str, *meanwhile: AnyOp) -> ProcessResult:
+    """Save a job while something is done; raise Violation if a part is not as at the call."""
+    wanted = subject.golden(kind=kind).at[NEWEST]
     subject.reset()
     begin = BeginSave(faults=(begun_by(subject).late,))
     ops = (*up_to_newest(), begin, *meanwhile, EndSaves(), Close())
-    saving = subject.execute(*ops, kind=KIND)
-    resumed = subject.resume(kind=KIND)
+    saving = subject.execute(*ops, kind=kind)
+    resumed = subject.resume(kind=kind)
     arrived, state = oracle.arrival(resumed)
-    differs = oracle.differences(state, wanted, {"model"})
+    differs = oracle.differences(state, wanted, {component})
     if arrived != NEWEST or differs:
         evidence = {**subject.evidence(resumed), "the save": subject.tell(saving)}
-        message = "a large tensor is not what it was at the call"
+        message = f"in a job of kind {kind}, {component} is not what it was at the call"
         raise Violation(message, evidence={**evidence, "differs": differs})
     return saving
 
@@ -479,6 +497,35 @@ def _require_told_by_close(subject: Subject) -> None:
         evidence = subject.evidence(resumed, outcome=str(outcome), step=NEWEST)
         message = f"the save of step {NEWEST} failed, and close, called next, says nothing"
         raise Violation(message, evidence=evidence)
+
+
+@check("CKC-ASYN-004")
+def test_close_finishes_what_was_begun_behind_a_failed_save(subject: Subject) -> None:
+    """A save that was begun behind one that fails is there when close returns, or has raised.
+
+    Why: close raised the first error that it met, and cancelled what was still in the queue; or a
+    queue was thrown away with the save that had failed (D11).
+    How: begin to save step 4, of which one call meets a full disk, and steps 6 and 8 without a wait
+    for any; let no other thread run unless the caller waits for one; close. A call that begins a
+    save may raise the error once: then that one is not asked for. The control has no full disk.
+    """
+    undisturbed(subject)
+    controls.require(test_close_finishes_what_was_begun, subject)
+    legal = subject.legal(subject.golden(ALL))
+    subject.reset()
+    late = begun_by(subject).late
+    begin = BeginSave(faults=(late, FULL_ONCE) if late is LATE else (FULL_ONCE,), go_on=True)
+    saving = subject.execute(*up_to_newest(), *three(begin), Close(go_on=True))
+    if is_unsupervised(saving):
+        raise why_not(subject, saving)
+    if not saving.reached(CloseResult):
+        raise stops(subject, saving)
+    if not saving.has_fired:
+        raise Unknown(NO_FAILURE)
+    steps = [step for step in begun(saving) if step != NEWEST]
+    if steps:
+        what = "behind one that fails the save of step {} was begun, and when close has ended"
+        require_each(subject, {step: what.format(step) for step in steps}, legal)
 
 
 @check("CKC-ASYN-006")

@@ -23,6 +23,7 @@ from ckpt_conformance.reference_impl import (
 )
 from ckpt_conformance.reference_impl.background import BackgroundSaves
 from ckpt_conformance.reference_impl.encode import walk
+from ckpt_conformance.reference_impl.errors import BackgroundSaveFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +98,24 @@ class SharesCounters(CheckpointManager):
                 if not copy.ndim:
                     copy.set_(tensor)
         return state
+
+
+@mutant(
+    "D01-plain",
+    url="pytorch/pytorch#144657",
+    change="a save in the background copies tensors, and takes dicts and lists as they are",
+    violates={"CKC-ASYN-001"},
+)
+class SharesContainers(CheckpointManager):
+    """Copies what is large."""
+
+    def capture(self, step: int, *, copies: bool = False, **parts: Any) -> Snapshot:  # noqa: ANN401
+        """With the user's own dict as it lives on."""
+        state = super().capture(step, **parts, copies=copies)
+        if not copies:
+            return state
+        extra = {**state.documents["extra"], "extra": parts["extra"]}
+        return replace(state, documents={**state.documents, "extra": extra})
 
 
 @mutant(
@@ -299,6 +318,37 @@ class ClosesAtOnce(Backgrounds):
     """Lets go."""
 
     kind = Dropped
+
+
+class CancelsTheRest(BackgroundSaves):
+    """Raises the first error that close meets, and lets nothing of the queue be made after it."""
+
+    def __init__(self, limit: int = 4) -> None:
+        """Begin with none."""
+        super().__init__(limit)
+
+    def close(self) -> None:
+        """Wait for one after the other, to the first error."""
+        for handle in list(self._begun):
+            error = handle.untold_error()
+            if error is not None and self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
+                self._pool = None
+                self._begun.clear()
+                raise BackgroundSaveFailed([handle.step]) from error
+        super().close()
+
+
+@mutant(
+    "D11-cancels",
+    url="awslabs/hybrid-model-factory#4",
+    change="close raises the first error, and cancels what is queued behind that save",
+    violates={"CKC-ASYN-004"},
+)
+class CancelsAtClose(Backgrounds):
+    """Loses good saves behind a failed one."""
+
+    kind = CancelsTheRest
 
 
 @mutant(

@@ -20,6 +20,7 @@ from ckpt_conformance.workload.state import (
     Extra,
     FreshEma,
     Gradients,
+    Live,
     MasterSgd,
     NestingSgd,
     Phased,
@@ -123,6 +124,9 @@ KINDS: dict[str, Kind] = {
     ),
     "values": Kind(
         own=Unusual, shows="integers beyond 53 bits, NaN bits, -0.0, dotted keys, foreign names"
+    ),
+    "live": Kind(
+        own=Live, shows="a component that gives its own dicts and lists, which it goes on to fill"
     ),
     "scalars": Kind(own=Scalars, shows="scalars of NumPy in the user's own dict"),
     "double": Kind(own=Scalar, shows="one scalar of NumPy there, which is a float, too"),

@@ -123,6 +123,28 @@ class Extra:
         self.value = cast("ExtraState", copy.deepcopy(dict(state_dict)))
 
 
+class Live(Extra):
+    """Gives its own dicts and lists, as schedulers do, and goes on to fill them at each step."""
+
+    def __init__(self, seed: int, without: Collection[str] = ()) -> None:
+        """Differ by seed; no keys but texts, which each format has in a dict that is filled."""
+        super().__init__(seed, without)
+        self.value["by_id"] = {}
+
+    def update(self, step: int, loss: float) -> None:
+        """Count one step, in place."""
+        self.value["tokens"] += 4
+        phase = self.value["phase"]
+        phase["history"].append(step)
+        del phase["history"][:-2]
+        phase["span"] = (step, step + 1)
+        self.value["best"] = min(self.value["best"], loss)
+
+    def state_dict(self) -> StateDict:
+        """Return a dict of what is inside, and no copy of it."""
+        return dict(self.value)
+
+
 class Unusual(Extra):
     """Beside the usual, values and names that a careless format rounds, merges or renames."""
 

@@ -652,9 +652,9 @@ def test_a_job_of_any_make_goes_on_as_if_unbroken(subject: Subject) -> None:
     a second optimizer or extra state, shows in the steps that follow (K01, K03, M043). Two that
     were kept by the name of their class became one.
     How: jobs with fp32 masters, two optimizers, also of one class and shape, batch norm, attention,
-    extra state, and parameters that are never updated, empty or 0-dim; a resume in each. Where one is violated, resume once
-    more with a torch that does not cast, as CKC-COMP-003 does. What the manager does itself is told
-    before what torch does.
+    extra state, and parameters that are never updated, empty or 0-dim; a resume in each. Where one
+    is violated, resume once more with a torch that does not cast, as CKC-COMP-003 does. What the
+    manager does itself is told before what torch does.
     """
     resumption.needs_mid_epoch(subject)
     resumption.arrive(subject, "transformer", owner=True)
