@@ -76,7 +76,9 @@ class Recorder:
             one.item.id: replace(CheckOutcome.from_message(known.outcome), adapter=one.item.adapter)
             for base, known in recorded.items()
             for one in pairs[base]
-            if known.outcome["verdict"] in SURE and not one.overridden & known.entered
+            if known.outcome["verdict"] in SURE
+            and known.entered  # else it may be that nothing could be recorded
+            and not one.overridden & known.entered
         }
 
     def recorded(self, bases: Sequence[CheckItem]) -> dict[CheckItem, Recorded]:

@@ -21,7 +21,7 @@ from msgspec import structs
 
 from ckpt_conformance.contract import OpenOptions, registry, trees
 from ckpt_conformance.contract.journal import ChildJournal
-from ckpt_conformance.harness import messages, preload, rank_group, watching
+from ckpt_conformance.harness import messages, preload, rank_group, reach, watching
 from ckpt_conformance.harness.gate import Gate as UploadGate
 from ckpt_conformance.harness.messages import Program, Report
 from ckpt_conformance.harness.pending_saves import pending_save, wait_for, wait_until_done
@@ -629,6 +629,7 @@ def run_program(program: Program) -> None:
 
 def main() -> None:
     """Run the program of a file: `python -m ckpt_conformance.harness.child PROGRAM`."""
+    reach.inherit()
     sources.register_again()
     watching.take_over()
     run_program(messages.decode(Path(sys.argv[1]).read_bytes(), Program))

@@ -2,7 +2,8 @@
 
 The server of a recording imports the package through `install`: each function then begins with one
 more statement, which sets a byte of a file that is mapped into memory. Children share that mapping,
-so a byte stays set when the process that set it is killed in the next instruction.
+so a byte stays set when the process that set it is killed in the next instruction. A child that is
+a new interpreter calls `inherit`, and maps the same file.
 
 Where it is asked for each statement does so, too, under the function's name and its line.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import mmap
+import os
 import sys
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 MARKS = "__entered__"  # the mapping, in each module of the package
+INHERITED = "CKC_REACH"  # what a new interpreter goes on with: file, package, statements
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -120,9 +123,29 @@ def install(path: Path, package: str, *, statements: bool = False) -> None:
     if package in sys.modules:
         raise RuntimeError(f"{package} was imported before its functions could be marked")
     table = FunctionTable.of(package, statements=statements)
-    with path.open("r+b") as file:
-        marks = mmap.mmap(file.fileno(), len(table.names))
+    marks = _mapped(path)
+    os.environ[INHERITED] = f"{path}\n{package}\n{'statements' if statements else ''}"
     sys.meta_path.insert(0, _Finder(package, table, marks))
+
+
+def inherit() -> None:
+    """Mark in a new interpreter what the one that started it marks, if that does.
+
+    Where the package is imported already, all of it counts as entered.
+    """
+    if INHERITED not in os.environ:
+        return
+    path, package, statements = os.environ[INHERITED].split("\n")
+    if package in sys.modules:
+        marks = _mapped(Path(path))
+        marks[:] = b"\1" * len(marks)
+        return
+    install(Path(path), package, statements=bool(statements))
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
 
 
 def _module_name(package: str, path: Path) -> str:

@@ -117,6 +117,32 @@ def test_what_is_entered_is_marked(
     assert marks.entered() == {f"pkg.work:{name}" for name in entered}
 
 
+IN_ANOTHER = """
+    import subprocess
+    import pkg.work as w
+    code = "import sys; sys.path.insert(0, {path!r}); {first}"
+    code += "from ckpt_conformance.harness import reach; "
+    code += "reach.inherit(); import pkg.work as w; w.plain(); import os; os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code])
+"""
+
+
+def test_a_new_interpreter_marks_too(table: reach.FunctionTable, tmp_path: Path) -> None:
+    """A child that is no fork: of an adapter that must not be forked, or of another hash seed."""
+    marks = reach.Marks(tmp_path / "marks", table)
+    done = run(tmp_path, marks, IN_ANOTHER.format(path=str(tmp_path), first=""))
+    assert done.returncode == 0, done.stderr
+    assert marks.entered() == {"pkg.work:plain"}
+
+
+def test_one_that_has_the_package_already_marks_all(
+    table: reach.FunctionTable, tmp_path: Path
+) -> None:
+    marks = reach.Marks(tmp_path / "marks", table)
+    run(tmp_path, marks, IN_ANOTHER.format(path=str(tmp_path), first="import pkg;"))
+    assert marks.entered() == set(table.names)
+
+
 STATEMENTS = '''
     def branches(x):
         """Words."""

@@ -11,6 +11,8 @@ import pytest
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.registry import AdapterError
 from ckpt_conformance.mutants import MutantInfo, all_mutants, overrides
+from ckpt_conformance.reference_impl import CheckpointManager
+from ckpt_conformance.reference_impl.loading import OpenCheckpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,9 +20,16 @@ if TYPE_CHECKING:
 HERE = "ckpt_conformance.reference_impl"
 
 
-BEGIN = (
-    "def mutant(*_, **__): return lambda kind: kind\nregister = patch = mutant\nclass Kind: pass"
-)
+BEGIN = """
+from functools import partial
+from typing import TYPE_CHECKING
+from broken_managers import Method
+from ckpt_conformance.reference_impl import CheckpointManager as Manager
+def register(*_): return lambda kind: kind
+patch = register
+class Kind: pass
+def same(kind): return kind
+"""
 
 
 def info(broken: type[Any]) -> MutantInfo:
@@ -48,7 +57,18 @@ def test_a_mutant_that_changes_anything_else_runs_whole(name: str) -> None:
     ("text", "is_plain"),
     [
         ("import os\nNAMES = {'a'}\ndef function(): os.x = 1\nclass Kind:\n    y = 1", True),
-        ("mutant('A', url='')(Kind)", True),
+        ("LIMIT = partial(int)", True),
+        ("from ckpt_conformance.mutants import unchanged", True),
+        ("from ckpt_conformance.mutants import damage", False),  # not plain itself
+        ("def mutant(*_, **__): return lambda kind: kind\nmutant('A', url='')(Kind)", False),
+        ("if TYPE_CHECKING:\n    import os\nelse:\n    Manager.steps = list", False),
+        ("if not TYPE_CHECKING:\n    Manager.steps = list", False),
+        ("Manager.steps, LIMIT = list, 3", False),
+        ("class Kind:\n    @partial(register, 'steps')\n    def steps(self): return []", False),
+        ("def function(x=setattr(Manager, 'steps', list)): return x", False),
+        ("class Other(same(Manager)): pass", False),
+        ("class Other(metaclass=same(type)): pass", False),
+        ("def function(x: register()): return x", False),
         ("import os\nos.x = 1", False),
         ("import os\nos.environ['x'] = 'y'", False),
         ("register()", False),
@@ -68,6 +88,26 @@ def test_a_module_that_does_more_than_to_define_runs_whole(
     broken.__module__ = name
     assert (overrides.overridden(info(broken)) is not None) is is_plain
     sys.modules.pop(name, None)
+
+
+def test_a_mutant_is_made_as_the_reference_is() -> None:
+    """Found by somebody who had only the documentation: each changes more than it overrides."""
+
+    class Meta(type(CheckpointManager)):  # type: ignore[misc]
+        def __call__(cls, *given: Any, **named: Any) -> Any:  # noqa: ANN401
+            made = super().__call__(*given, **named)
+            made.keep_last = 1
+            return made
+
+    body = {"restore_rng": broken_managers.Method.restore_rng, "__module__": "broken_managers"}
+    of_another_kind = Meta("OfAnotherKind", (CheckpointManager,), body)
+    beside = type("Beside", (OpenCheckpoint, CheckpointManager), body)
+    in_disguise = type("InDisguise", (CheckpointManager,), body | {"__module__": HERE + ".manager"})
+    plain = type("Plain", (CheckpointManager,), body)
+    assert overrides.overridden(info(plain))
+    assert overrides.overridden(info(in_disguise)) == overrides.overridden(info(plain))
+    assert overrides.overridden(info(of_another_kind)) is None
+    assert overrides.overridden(info(beside)) is None
 
 
 def test_two_mutants_in_five_only_override_functions() -> None:
