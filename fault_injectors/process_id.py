@@ -1,7 +1,8 @@
 """Processes that all have one number, as the first one of each container has.
 
-Models: jobs in containers, whose process id is the same after each restart, and on each host.
-Does not model: what the kernel does with that number, such as kill(2) and locks; C++ that asks.
+Models: jobs in containers, whose process id is the same after each restart, and on each host. A
+signal to that number reaches whoever sends it, so each takes the process of it for a living one.
+Does not model: what else the kernel does with that number, such as locks; C++ that asks.
 Proof: `fired`: the number was asked for.
 """
 
@@ -24,11 +25,16 @@ class ProcessId(Injector):
     name = "process-id"
 
     def install(self) -> None:
-        """Replace the function that tells it."""
+        """Replace the functions that tell it, and that send to it."""
+        self._own = os.getpid()
         self.patch_functions(os, ("getpid",), self._tell)
+        self.patch_functions(os, ("kill",), self._send)
 
     def _tell(self, _name: str, _real: Callable[[], int]) -> int:
         self.calls += 1
         if not self.fired:
             self.note("os.getpid", str(NUMBER))
         return NUMBER
+
+    def _send(self, _name: str, real: Callable[[int, int], None], number: int, signal: int) -> None:
+        real(self._own if number == NUMBER else number, signal)

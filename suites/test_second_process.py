@@ -466,6 +466,53 @@ def test_a_killed_save_of_a_process_with_the_same_number_costs_no_step(subject: 
     raise Violation(f"{message}: {outcome}", evidence=subject.evidence(result))
 
 
+@check("CKC-SIDE-018")
+def test_a_dead_process_with_the_same_number_is_not_taken_for_a_living_one(
+    subject: Subject,
+) -> None:
+    """A save that was killed does not stop those of a later process with the same process id.
+
+    Why: a lock names the process that holds it, and is taken for held while a process of that id
+    lives; in a container that is the job itself, so no save was made any more (A12).
+    How: save step 2, die by SIGKILL in the save of step 4, before the first call that gives a name,
+    and save step 4 in a third process; os.getpid gives one number to all, and a signal to it
+    reaches whoever sends it. The last save has to return, and its step to load. The control gives
+    each a number of its own.
+    """
+    came, result = _after_a_death(subject, (SAME_NUMBER,))
+    if came:
+        return
+    alone, control = _after_a_death(subject, ())
+    if not alone:
+        reason = f"with numbers of their own, too: {subject.tell(control)}"
+        raise controls.blame(
+            subject, reason, kills.test_a_kill_during_a_save_costs_at_most_that_step
+        )
+    message = "after a save that was killed no save of a process with the same id is made"
+    raise Violation(f"{message}: {subject.tell(result)}", evidence=subject.evidence(result))
+
+
+def _after_a_death(subject: Subject, faults: tuple[Fault, ...]) -> tuple[bool, ProcessResult]:
+    """Save, die in a save, save again; return whether the last one is there, and what tells."""
+    trees.clear(subject.root)
+    first = subject.execute(Run(until=OLDER, save_at=(OLDER,), faults=faults), Close())
+    if not first.went_well:
+        raise control_failed(f"the first save: {subject.tell(first)}")
+    dying = (*faults, system_call.kill_among(NAMING, 1))
+    again = Run(until=NEWEST, save_at=(NEWEST,), resume=True, faults=dying, fault_step=NEWEST)
+    killed = subject.execute(again, seed=OTHER_SEED)
+    if is_unsupervised(killed):
+        raise why_not(subject, killed)
+    if killed.exit_kind is not ExitKind.KILLED:
+        raise NotApplicable("a save renames and links nothing")
+    last = Run(until=NEWEST, save_at=(NEWEST,), resume=True, faults=faults)
+    saved = subject.execute(last, Close(), seed=OTHER_SEED)
+    if saved.steps_of("acknowledged") != [NEWEST]:
+        return False, saved
+    result = subject.resume()
+    return oracle.step_of(result) == NEWEST, result
+
+
 def _over_by_two(subject: Subject, faults: tuple[Fault, ...]) -> tuple[Outcome, ProcessResult]:
     """Save step 2, kill a save over it, load; say what that gave.
 

@@ -47,7 +47,6 @@ from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
-from ckpt_conformance.subject.undisturbed import unless_saves_alone_do_it
 from ckpt_conformance.suites.background_saves import (
     DEADLINE,
     begun_by,
@@ -95,8 +94,8 @@ def test_a_save_before_the_first_step_changes_nothing(subject: Subject) -> None:
         plain, undisturbed.ended(subject, saved, "a run with a save at step 0")
     )
     if evidence:
-        with unless_saves_alone_do_it(subject):
-            raise Violation("a save at step 0 changes the first training steps", evidence=evidence)
+        controls.require(undisturbed.test_a_run_with_saves_is_the_run_without, subject)
+        raise Violation("a save at step 0 changes the first training steps", evidence=evidence)
 
 
 @check("CKC-SIDE-008")

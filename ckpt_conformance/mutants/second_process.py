@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
@@ -16,6 +16,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointReference,
     LoadResult,
+    SaveRefused,
     resolve,
 )
 
@@ -200,6 +201,29 @@ class KnownByProcess(CheckpointManager):
         reference = super().commit_snapshot(state)
         self.replace_small_file(named.name, "\n".join([*done, mark]).encode())
         return reference
+
+
+@mutant(
+    "A12-lock",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="a lock names its process, and is held for as long as a process of that number lives",
+    violates={"CKC-SIDE-018"},
+)
+class LockedByNumber(CheckpointManager):
+    """Finds itself alive."""
+
+    def commit_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save unless another process does."""
+        lock = self.root / "lock.pid"
+        self.root.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(int(lock.read_text(encoding="ascii")), 0)
+            raise SaveRefused("another save is under way")
+        lock.write_text(str(os.getpid()), encoding="ascii")
+        try:
+            return super().commit_snapshot(state)
+        finally:
+            lock.unlink()
 
 
 @mutant(

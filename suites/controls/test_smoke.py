@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract import trees
+from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.harness.messages import (
     Call,
@@ -12,13 +12,17 @@ from ckpt_conformance.harness.messages import (
     Close,
     EmergencySave,
     ExitKind,
+    Load,
     Options,
     Probe,
     ProbeResult,
     Run,
     RunResult,
+    Save,
+    SaveResult,
     Steps,
     StepsResult,
+    Train,
 )
 from ckpt_conformance.subject import controls, oracle, resumption, worlds
 from ckpt_conformance.subject.checks import check
@@ -91,6 +95,33 @@ def test_discovery_names_an_acknowledged_step(subject: Subject) -> None:
     for asked, listed in (("the live manager", live), ("a new process", subject.steps())):
         if 4 not in listed:  # noqa: PLR2004  the step that was saved last
             raise Violation(f"step 4 was acknowledged; {asked} lists {listed}")
+
+
+@check("CKC-SMOK-002")
+def test_a_step_that_is_saved_after_going_back_is_there(subject: Subject) -> None:
+    """A step that a job saves after it went back, below the newest, is there once acknowledged.
+
+    Why: a step that is smaller than the last one was taken for one that had been saved, and skipped
+    without a word: until the old step was passed a job that had gone back saved nothing (B04).
+    How: save steps 2 and 4, load step 2 by the same manager, train, save step 3. Discovery of a new
+    process lists it, and it loads. A manager that refuses to save it has said so.
+    """
+    subject.need(Capability.EXPLICIT_STEP, Capability.STEPS, shape="manager")
+    controls.require(test_discovery_names_an_acknowledged_step, subject)
+    trees.clear(subject.root)
+    back = (Load(step=2), Train(n=1), Save(step=3, go_on=True), Close())
+    result = subject.execute(Run(until=4, save_at=(2, 4)), *back)
+    if not result.reached(SaveResult):
+        raise trouble(subject, result)
+    if error := result.of(SaveResult).error:
+        raise NotApplicable(f"it refuses a step below the newest: {error.message}")
+    listed = subject.steps()
+    loaded = oracle.step_of(subject.resume(3)) if 3 in listed else None  # noqa: PLR2004
+    if loaded != 3:  # noqa: PLR2004  the step that was saved last
+        message = (
+            "step 3 was acknowledged, by a job that had gone back from 4 to 2, and is not there"
+        )
+        raise Violation(message, evidence=subject.evidence(result, listed=listed, loaded=loaded))
 
 
 @check("CKC-SMOK-002")
