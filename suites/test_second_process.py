@@ -19,7 +19,7 @@ from ckpt_conformance.contract.verdicts import (
     control_failed,
 )
 from ckpt_conformance.fault_injectors import injected_save, points, system_call
-from ckpt_conformance.fault_injectors.injected_calls import why_not
+from ckpt_conformance.fault_injectors.injected_calls import require_calls, why_not
 from ckpt_conformance.fault_injectors.injected_save import NEWEST, OLDER, SaveKind
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 DEADLINE = 20.0  # seconds that each of the two may take: one of them stands until the other is done
 ALONE = Options()
+LATER = 6  # a step
 SAME_NUMBER = fault_injectors.spec("process-id")
 CALLS: Slot[list[SeenCall]] = Slot("calls of a load, those that read as well")
 MOST = 12  # points at the full budget
@@ -475,42 +476,58 @@ def test_a_dead_process_with_the_same_number_is_not_taken_for_a_living_one(
     Why: a lock names the process that holds it, and is taken for held while a process of that id
     lives; in a container that is the job itself, so no save was made any more (A12).
     How: save step 2, die by SIGKILL in the save of step 4, before the first call that gives a name,
-    and save step 4 in a third process; os.getpid gives one number to all, and a signal to it
-    reaches whoever sends it. The last save has to return, and its step to load. The control gives
-    each a number of its own.
+    and before the last, and save step 6 in a third process; os.getpid gives one number to all, and
+    a signal to it reaches whoever sends it. The last save has to return, and its step to load. The
+    control gives each a number of its own.
     """
-    came, result = _after_a_death(subject, (SAME_NUMBER,))
-    if came:
-        return
-    alone, control = _after_a_death(subject, ())
-    if not alone:
-        reason = f"with numbers of their own, too: {subject.tell(control)}"
-        raise controls.blame(
-            subject, reason, kills.test_a_kill_during_a_save_costs_at_most_that_step
-        )
-    message = "after a save that was killed no save of a process with the same id is made"
-    raise Violation(f"{message}: {subject.tell(result)}", evidence=subject.evidence(result))
+    for at in sorted({1, _names_given(subject)}):
+        came, result = _after_a_death(subject, at, (SAME_NUMBER,))
+        if came:
+            continue
+        alone, control = _after_a_death(subject, at, ())
+        if not alone:
+            reason = f"with numbers of their own, too: {subject.tell(control)}"
+            raise controls.blame(
+                subject, reason, kills.test_a_kill_during_a_save_costs_at_most_that_step
+            )
+        message = "after a save that was killed no save of a process with the same id is made"
+        raise Violation(f"{message}: {subject.tell(result)}", evidence=subject.evidence(result))
 
 
-def _after_a_death(subject: Subject, faults: tuple[Fault, ...]) -> tuple[bool, ProcessResult]:
-    """Save, die in a save, save again; return whether the last one is there, and what tells."""
+def _saved_by_two(subject: Subject, fault: Fault, faults: tuple[Fault, ...] = ()) -> ProcessResult:
+    """Save step 2; in another process, which begins anew, save step 4 with a fault."""
     trees.clear(subject.root)
     first = subject.execute(Run(until=OLDER, save_at=(OLDER,), faults=faults), Close())
     if not first.went_well:
         raise control_failed(f"the first save: {subject.tell(first)}")
-    dying = (*faults, system_call.kill_among(NAMING, 1))
-    again = Run(until=NEWEST, save_at=(NEWEST,), resume=True, faults=dying, fault_step=NEWEST)
-    killed = subject.execute(again, seed=OTHER_SEED)
+    given: dict[str, Any] = {"faults": (*faults, fault), "fault_step": NEWEST}
+    return subject.execute(Run(until=NEWEST, save_at=(NEWEST,), **given), seed=OTHER_SEED)
+
+
+def _names_given(subject: Subject) -> int:
+    """Count the calls of a save that give a name; raises NotApplicable for none."""
+    counted = _saved_by_two(subject, system_call.count())
+    calls = require_calls(subject, counted, counted.of(RunResult).faults)
+    if number := sum(call.what in NAMING for call in calls):
+        return number
+    raise NotApplicable("a save renames and links nothing")
+
+
+def _after_a_death(
+    subject: Subject, at: int, faults: tuple[Fault, ...]
+) -> tuple[bool, ProcessResult]:
+    """Save, die in a save, save again; return whether the last one is there, and what tells."""
+    killed = _saved_by_two(subject, system_call.kill_among(NAMING, at), faults)
     if is_unsupervised(killed):
         raise why_not(subject, killed)
     if killed.exit_kind is not ExitKind.KILLED:
-        raise NotApplicable("a save renames and links nothing")
-    last = Run(until=NEWEST, save_at=(NEWEST,), resume=True, faults=faults)
+        raise Unknown(f"the save was not killed: {subject.tell(killed)}")
+    last = Run(until=LATER, save_at=(LATER,), faults=faults)
     saved = subject.execute(last, Close(), seed=OTHER_SEED)
-    if saved.steps_of("acknowledged") != [NEWEST]:
+    if saved.steps_of("acknowledged") != [LATER]:
         return False, saved
     result = subject.resume()
-    return oracle.step_of(result) == NEWEST, result
+    return oracle.step_of(result) == LATER, result
 
 
 def _over_by_two(subject: Subject, faults: tuple[Fault, ...]) -> tuple[Outcome, ProcessResult]:
