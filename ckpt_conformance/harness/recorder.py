@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _open, _write, _close = os.open, os.write, os.close
 IMPORTS = "<frozen importlib._bootstrap_external>"
 WRITES = os.O_WRONLY | os.O_RDWR
+MOST_MOVED = 2000  # files of a folder that is moved; of a larger one nothing is kept
 # What needs a file or a folder to be there, and says so if it is not.
 ON_A_PATH = (
     *("os.chmod", "os.chown", "os.utime", "os.chdir", "os.listxattr", "os.getxattr"),
@@ -174,12 +175,30 @@ class Recorder:
         before, after = _absolute(source, source_in), _absolute(target, target_in)
         is_own = self.made.holds_entry(before) or not self.places.seen_as(before)
         if not is_own:
-            self._note_file(before)
+            self._note_all_of(before)
             self.made.forget(after)
         elif is_kept:
             self.made.add_entry(after)
         else:
             self.made.move(before, after)
+
+    def _note_all_of(self, name: str) -> None:
+        """Note a file, or all that is in a folder: what is read later may be read at its new place.
+
+        There it may lie in a folder that this process has made, and looks like its own.
+        """
+        self._note_file(name)
+        if os.path.islink(name):  # noqa: PTH114  what it leads to stays where it is
+            return
+        number = 0
+        for folder, _, files in os.walk(name):
+            self._note_file(folder, "folder")
+            for file in files:
+                self._note_file(f"{folder}/{file}")
+            number += len(files)
+            if number > MOST_MOVED:
+                self.lost[0] = 1
+                return
 
     def _removes(self, path: object, folder: int = -1) -> None:
         if _is_path(path):

@@ -99,6 +99,16 @@ SEEN = {
         "file",
         "a.json",
     ),
+    "in a folder that is moved below one that was made": (
+        "m = there / 'm'; m.mkdir(); (there / 'full').rename(m / 'd'); open(m / 'd' / 'z')",
+        "file",
+        "full/z",
+    ),
+    "in a folder that is moved below the root": (
+        "m = server / 'root'; m.mkdir(); (there / 'full').rename(m / 'd'); open(m / 'd' / 'z')",
+        "file",
+        "full/z",
+    ),
     "a link in place of what was made": (
         "m = there / 'm'; m.write_text('1'); m.unlink(); m.symlink_to(there / 'a.json'); open(m)",
         "file",
@@ -220,6 +230,8 @@ def run(tmp_path: Path, text: str, *before: str) -> opened.Opened:
         folder.mkdir()
     (there / "a.json").write_text("{}")
     (there / "empty").mkdir()
+    (there / "full").mkdir()
+    (there / "full" / "z").write_text("{}")
     (there / "a.db").touch()  # a database without tables
     (there / "in_there.py").write_text("X = 1\n")
     (there / "liby.so.1").write_text("no library")
