@@ -47,25 +47,6 @@ def cold(root: Path) -> LoadResult:
 
 
 @mutant(
-    "B04-back",
-    url="NVIDIA-NeMo/Megatron-Bridge#5964",
-    change="a step below the last one of this process is taken for saved, and skipped",
-    violates={"CKC-SMOK-002"},
-)
-class SavesForwardAlone(CheckpointManager):
-    """Remembers how far it came."""
-
-    last = -1
-
-    def commit_snapshot(self, state: Snapshot) -> CheckpointReference:
-        """Save what is newer, or the same."""
-        if state.step < self.last:
-            return next(resolve.references(self.root))
-        self.last = state.step
-        return super().commit_snapshot(state)
-
-
-@mutant(
     "B10",
     url="nvidia-cosmos/cosmos-rl#232",
     change="the newest step is the last one in the order of text",

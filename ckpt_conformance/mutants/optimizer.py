@@ -113,7 +113,7 @@ class ByHash(CheckpointManager):
 class ByClass(CheckpointManager):
     """Knows one of each class; the last of them is given to all."""
 
-    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> Any:
         """Let each optimizer have what the last of its class has."""
         saved = super().capture_optimizers(optimizers)
         last = {type(one).__name__: saved[name] for name, one in optimizers.items()}

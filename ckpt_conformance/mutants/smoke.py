@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import CheckpointManager, CheckpointReference, layout, snapshot
+from ckpt_conformance.reference_impl import (
+    CheckpointManager,
+    CheckpointReference,
+    layout,
+    resolve,
+    snapshot,
+)
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 
 if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.loading import OpenCheckpoint
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 
 @mutant(
@@ -148,3 +155,22 @@ class Unflushed(CheckpointManager):
         """Write what is pending, then let go."""
         self.flush()
         super().close()
+
+
+@mutant(
+    "B04-back",
+    url="NVIDIA-NeMo/Megatron-Bridge#5964",
+    change="a step below the last one of this process is taken for saved, and skipped",
+    violates={"CKC-SMOK-002"},
+)
+class SavesForwardAlone(CheckpointManager):
+    """Remembers how far it came."""
+
+    last = -1
+
+    def commit_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save what is newer, or the same."""
+        if state.step < self.last:
+            return next(resolve.references(self.root))
+        self.last = state.step
+        return super().commit_snapshot(state)

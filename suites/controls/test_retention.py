@@ -785,20 +785,16 @@ def test_checkpoints_of_another_run_stay(subject: Subject) -> None:
     """Another run's checkpoints in the same directory are not deleted.
 
     Why: a second experiment in a reused directory pruned the results of the first (C06, C10).
-    How: lay out another run's steps 2 and 4, save 6 and 8 from scratch with one to keep, look. What
-    is laid out has to load: of steps that share files it may not.
+    How: lay out another run's steps 2 and 4, save 6 and 8 from scratch with one to keep, look.
     """
-    golden = subject.golden()
-    names.require_step_names(golden, 4)
+    names.require_step_names(golden := subject.golden(), 4)
     only_steps(subject, golden)
-    before = trees.listing(subject.root)
     if oracle.step_of(subject.resume()) != golden.saves[-1]:
         raise NotApplicable("steps share files: those of another run cannot be laid out alone")
     only_steps(subject, golden)
+    before = trees.listing(subject.root)
     result = rotating(subject, 8, (6, 8), subject.info.min_keep, then=[Close()])
     if not result.went_well:
         raise trouble(subject, result)
-    after = trees.listing(subject.root)
-    gone = [name for name in before if name not in after]
-    if gone:
+    if gone := sorted({*before} - {*trees.listing(subject.root)}):
         raise Violation("another run's checkpoints were deleted", evidence={"names": gone[:8]})

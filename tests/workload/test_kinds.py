@@ -79,8 +79,14 @@ SHOWN_ELSEWHERE = {
     "meta": "tests/suites/test_mutants.py: it may be refused",
     "small": "tests/crash/test_crash_workloads.py: a crash state that lacks a short file",
 }
-# Whose optimizer keeps the same state, and views of it; whose counter is a number, too.
-ALSO = {"masters": {"layouts"}, "counters": {"nested"}, "accumulate": {"computed"}}
+# Whose optimizer keeps the same state, and views of it; whose counter is a number, too; which has
+# several optimizers.
+ALSO = {
+    "masters": {"layouts"},
+    "counters": {"nested"},
+    "accumulate": {"computed"},
+    "two-optimizers": {"alike-optimizers"},
+}
 REFUSED = {"sparse", "quantized", "meta"}  # by the reference, as it may
 BEYOND = {"huge", "many"}  # of GiB and minutes: tests/strangers/test_verdicts.py has them
 ORDINARY = {name: kind for name, kind in KINDS.items() if name not in BEYOND}

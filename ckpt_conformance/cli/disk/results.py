@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, overload
 
 import msgspec
 
-from ckpt_conformance.fsck.judge import siblings, stored, weights
-from ckpt_conformance.fsck.judge.ages import newest_first
+from ckpt_conformance.fsck.judge import siblings, stored
+from ckpt_conformance.fsck.judge.ages import WEIGHTS_ALONE, newest_first, weights_before_others
 from ckpt_conformance.fsck.judge.judge import Judged, Options
 from ckpt_conformance.fsck.judge.judging import SharedFile, notes_of_shared
 from ckpt_conformance.fsck.source.findings import Report
@@ -100,8 +100,8 @@ class Index:
         numbers = ((place, self.kins.get(row.number)) for place, row in enumerate(rows))
         told = siblings.told((place, kin) for place, kin in numbers if kin)
         reports = StoredReports(self, rows, notes, told)
-        for place in weights.told([row.age for row in rows], reports.__getitem__, least):
-            told.setdefault(place, []).append(weights.FINDING)
+        for place in weights_before_others([row.age for row in rows], reports.__getitem__, least):
+            told.setdefault(place, []).append(WEIGHTS_ALONE)
         return reports
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.judge.roles import is_count
 from ckpt_conformance.fsck.layouts import step_names
-from ckpt_conformance.fsck.source.findings import Role
+from ckpt_conformance.fsck.source.findings import Finding, Kind, Role, State, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ckpt_conformance.fsck.source.findings import Facts
+    from ckpt_conformance.fsck.source.findings import Facts, Report
 
 COUNTERS = ("global_steps", "global_step", "iteration", "step")
 """Under which keys files of `torch.save` count their steps."""
@@ -131,3 +131,44 @@ def _or_first(step: int | None) -> int:
 def _or_newest(step: int | None) -> int:
     """Place what does not say its step, as it is cut: it may be the newest."""
     return 10**18 if step is None else step
+
+
+# -- weights alone beside what a run can resume from: an export, an average, the best --------------
+
+
+def is_passed_over(ages: Sequence[Age], place: int) -> bool:
+    """Return whether one of weights alone has an older one behind it to resume from."""
+    return ages[place].alone is Role.MODEL and any(map(_is_to_resume, ages[place + 1 :]))
+
+
+def weights_before_others(
+    ages: Sequence[Age], report_at: Callable[[int], Report], least: float
+) -> set[int]:
+    """Return the places of weights alone in front of the newest whole one to resume from.
+
+    The ages are ordered, newest first. Reports are asked for up to the first that is whole, of
+    which `least` is verified, and of which no other holds more.
+    """
+    found = set[int]()
+    last = max((place for place, one in enumerate(ages) if _is_to_resume(one)), default=-1)
+    for place in range(last + 1):
+        if ages[place].alone is Role.MODEL:
+            found.add(place)
+            continue
+        report = report_at(place)
+        if report.state is State.WHOLE and report.coverage >= least and not report.is_poorer:
+            break
+    return found
+
+
+def _is_to_resume(age: Age) -> bool:
+    return age.resumable and age.alone is None
+
+
+WEIGHTS_ALONE = Finding(
+    Kind.NOTE,
+    "",
+    "it holds a model and no optimizer, and an older one holds both: a run that resumes from it "
+    "starts its optimizer cold",
+    own_topic=Topic.WEIGHTS_ALONE,
+)

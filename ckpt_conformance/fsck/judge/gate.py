@@ -12,8 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ckpt_conformance.fsck.judge import weights
-from ckpt_conformance.fsck.judge.ages import UNKNOWN, newest_first
+from ckpt_conformance.fsck.judge.ages import UNKNOWN, WEIGHTS_ALONE, is_passed_over, newest_first
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judge import Change, Judged, Meanwhile, Options
 from ckpt_conformance.fsck.judge.judging import Job, Judgement, Judging, Unjudged, unjudged
@@ -419,8 +418,8 @@ def _with_told(order: list[_Known], at: int) -> Report:
     report = replace(judgement.report, findings=list(judgement.report.findings))
     said = told((place, one.kin) for place, one in enumerate(order) if one.kin)
     report.take_findings(said.get(at, ()))
-    if weights.is_passed_over([one.age for one in order], at):
-        report.take_findings([weights.FINDING])
+    if is_passed_over([one.age for one in order], at):
+        report.take_findings([WEIGHTS_ALONE])
     return report
 
 

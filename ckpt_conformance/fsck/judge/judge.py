@@ -7,8 +7,8 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
-from ckpt_conformance.fsck.judge import trackers, weights
-from ckpt_conformance.fsck.judge.ages import newest_first
+from ckpt_conformance.fsck.judge import trackers
+from ckpt_conformance.fsck.judge.ages import WEIGHTS_ALONE, newest_first, weights_before_others
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
 from ckpt_conformance.fsck.judge.siblings import told
@@ -232,7 +232,9 @@ def judge(path: Where, options: Options | None = None, progress: Progress = None
     for place, findings in told(kins).items():
         judgements[place].report.take_findings(findings)
     reports = [one.report for one in judgements]
-    for place in weights.told([one.age for one in judgements], reports.__getitem__, options.least):
-        reports[place].take_findings([weights.FINDING])
+    for place in weights_before_others(
+        [one.age for one in judgements], reports.__getitem__, options.least
+    ):
+        reports[place].take_findings([WEIGHTS_ALONE])
     leftovers = sorted(set(checkpoints.leftovers))
     return Judged(path, reports, leftovers, options, trackers=trackers.read(path, reports))

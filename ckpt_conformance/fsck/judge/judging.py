@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ckpt_conformance.fsck.judge.ages import UNKNOWN, Age, age_of, has_optimizer
 from ckpt_conformance.fsck.judge.examine import examine, folder_of, resolved
+from ckpt_conformance.fsck.judge.placed import alone
 from ckpt_conformance.fsck.judge.siblings import kin_of
-from ckpt_conformance.fsck.judge.weights import alone
 from ckpt_conformance.fsck.layouts import step_names
 from ckpt_conformance.fsck.layouts.listing import Sort
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, OF_ALL, Clock, now, of_file

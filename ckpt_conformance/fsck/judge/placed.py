@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.judge.ages import COUNTERS
 from ckpt_conformance.fsck.judge.roles import is_count
+from ckpt_conformance.fsck.layouts.layouts import WITH_DATA, Format
 from ckpt_conformance.fsck.source.findings import (
+    NO_FACTS,
     Kind,
     Role,
     Topic,
@@ -22,7 +24,7 @@ from ckpt_conformance.fsck.source.findings import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ckpt_conformance.fsck.layouts.layouts import Candidate
+    from ckpt_conformance.fsck.layouts.layouts import Candidate, Part
     from ckpt_conformance.fsck.source.findings import Facts, Held, Report
 
 LIBRARIES = ("accelerate", "transformers-trainer", "deepspeed", "verl-fsdp")
@@ -211,3 +213,37 @@ def counts_of(facts: Facts) -> dict[str, int]:
         if is_count(number):
             counts[key] = number
     return counts
+
+
+# -- a model, or an optimizer, alone ---------------------------------------------------------------
+
+_TO_RESUME = frozenset({Role.MODEL, Role.OPTIMIZER})
+_OF_NAMES = frozenset({Format.SAFETENSORS, Format.INDEX})
+"""Formats without roles inside: a name has to say that it is an optimizer's."""
+
+
+def alone(candidate: Candidate, report: Report) -> Role | None:
+    """Return which of a model and an optimizer a checkpoint holds, and not the other.
+
+    None where it holds both or neither, and where not all that it holds is known.
+    """
+    if candidate.is_part_of_set:
+        return None
+    roles = set[Role]()
+    for part in candidate.parts:
+        if part.form in WITH_DATA:
+            known = _roles_of(part, report)
+            if known is None:
+                return None
+            roles |= known
+    there = roles & _TO_RESUME
+    return there.pop() if len(there) == 1 else None
+
+
+def _roles_of(part: Part, report: Report) -> frozenset[Role] | None:
+    """Return the roles of a file; None where it may hold anything."""
+    name = part.base + part.name
+    if part.form in _OF_NAMES:
+        return named(name) or frozenset({Role.MODEL})
+    held = report.facts.get(name, NO_FACTS).held
+    return held.roles if held is not None and held.is_known else None
