@@ -25,7 +25,7 @@ LOADS = "mutant:E01"  # overrides what a load does
 RANKS = "mutant:I02"  # of several ranks
 CONSTANT = "mutant:C05"  # has a constant of its own
 # The first saves and loads nothing, the second saves and loads, the third needs ranks.
-IDS = ("CKC-RETN-010", "CKC-SMOK-001", "CKC-RANK-001")
+IDS = ("CKC-VERS-001", "CKC-SMOK-001", "CKC-RANK-001")
 
 
 def items(*adapters: str, only: Sequence[str] = IDS[:2]) -> list[CheckItem]:
@@ -51,7 +51,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_record_what_one_process_records() -> None:
     asked = items(LOADS, CONSTANT)
     known = recorder(jobs=2).outcomes(asked)
-    assert {name.split("::")[0] for name in known} == {f"{LOADS} test_retention"}
+    assert {name.split("::")[0] for name in known} == {f"{LOADS} test_untrusted_input"}
 
 
 @pytest.mark.usefixtures("few")
@@ -61,7 +61,7 @@ def test_a_pair_that_is_not_reached_has_the_outcome_of_a_real_run(
     cache = Cache.open(tmp_path / "cache")
     asked = items(LOADS, CONSTANT)
     known = recorder(cache).outcomes(asked)
-    assert {name.split("::")[0] for name in known} == {f"{LOADS} test_retention"}
+    assert {name.split("::")[0] for name in known} == {f"{LOADS} test_untrusted_input"}
     ran = session.run_session(SessionOptions((LOADS,), only=IDS[:1], server=server.socket))
     for outcome in ran:
         same = known[f"{outcome.adapter} {outcome.check}"]

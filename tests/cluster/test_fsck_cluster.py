@@ -103,7 +103,7 @@ def test_what_a_rotation_removed_since_the_plan_is_unknown(
     spread = Finished("fsck", run, "--plan", plan, "--json", *ON)
     assert spread.out == whole.out
     assert "was it removed meanwhile?" in whole.out
-    assert f"{run}/step_6: unknown  : it was listed" in spread.err
+    assert f"{run}/step_6: unknown: it was listed" in spread.err
     assert "note: worker tls://127.0.0.1:" in spread.err
 
 
