@@ -1,4 +1,4 @@
-"""Saves that go on while the job trains (bugs C02, C03, D01, D02, D04, D05, D10, D11)."""
+"""Saves that go on while the job trains (bugs C02, C03, D04, D05, D10, D11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves in the background that save what was not there at the call (bugs D01, D02)."""
+"""Saves in the background that save what was not there at the call (bugs D01, D02, D12)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import (
-    CheckpointManager,
-)
+from ckpt_conformance.reference_impl import CheckpointManager
 from ckpt_conformance.reference_impl.encode import walk
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, overload
+from typing import IO, TYPE_CHECKING, NamedTuple, overload
 
 import msgspec
 
@@ -67,7 +67,9 @@ class Index:
     rows: dict[int, Row] = field(default_factory=dict[int, Row])
     shared: dict[int, list[SharedFile]] = field(default_factory=dict[int, list[SharedFile]])
     kins: dict[int, Kin] = field(default_factory=dict[int, "Kin"])
-    names: dict[frozenset[str], frozenset[str]] = field(default_factory=dict["frozenset[str]", Any])
+    names: dict[frozenset[str], frozenset[str]] = field(
+        default_factory=dict[frozenset[str], frozenset[str]]
+    )
     """The names of the files of a step, which most steps have in common: kept once."""
 
     def add(self, result: Result, place: Place) -> None:
