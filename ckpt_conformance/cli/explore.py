@@ -292,8 +292,10 @@ def _beside(order: Order, run: Run, work: Work, stack: contextlib.ExitStack) -> 
     """
     from ckpt_conformance.cli import states_found
     from ckpt_conformance.cluster import client
+    from ckpt_conformance.work import openings
 
     opened = stack.enter_context(client.opened(work.place)) if work.place else None  # it may fail
+    openings.leave_out(path for path in (order.out, work.results) if path)
     cached = states_found.Cached.open(order, work.cache) if work.cache else None
     if run.kit is None:
         folder = _recorded(order, cached, stack)
@@ -317,6 +319,8 @@ def _recorded(order: Order, cached: Cached | None, stack: contextlib.ExitStack) 
     made = stack.enter_context(scratch.Scratch("recorded")) / "kept"
     made.mkdir()
     is_whole, seen = _record_into(order, made)
+    if cached and seen.why_not:
+        terminal.say(f"the recording is not kept: {seen.why_not}", error=True)
     return (cached.keep_recording(made, seen) if cached and is_whole else None) or made
 
 
@@ -325,11 +329,9 @@ def _record_into(order: Order, folder: Path) -> tuple[bool, Seen]:
 
     Raises Unknown for a script.
     """
-    from ckpt_conformance.plugin.openings import Seen
-
     if order.script:
-        scripts.record(order.script, order.options, order.limits.jobs, folder, order.depends)
-        return True, Seen()
+        given = (order.script, order.options, order.limits.jobs, folder, order.depends)
+        return True, scripts.record(*given, notes_opened=True).seen
     made, seen = _record_adapter(order, folder)
     return not any(workload.failed for workload in made.workloads.values()), seen
 
@@ -357,11 +359,11 @@ def _record_adapter(order: Order, folder: Path) -> tuple[Kept, Seen]:
 
 def _record_script(script: Script, order: Order, folder: Path) -> int:
     try:
-        count = scripts.record(script, order.options, order.limits.jobs, folder, order.depends)
+        made = scripts.record(script, order.options, order.limits.jobs, folder, order.depends)
     except Unknown as error:
         files.say(f"? unknown  {script.name}: {error}")
         return certificate.UNDECIDED
-    files.say(f"{script.name}: {files.count(count, 'operation')}")
+    files.say(f"{script.name}: {files.count(made.operations, 'operation')}")
     return recordings.say_recorded(folder)
 
 
@@ -463,7 +465,10 @@ class Run:
         asked = self.asked
         with subject_of(name, asked.seed, asked.budget, notes_opened=cached is not None) as subject:
             if found and cached:
-                found.server = Path(subject.client.path).parent
+                from ckpt_conformance.plugin import openings
+
+                folder = Path(subject.client.path).parent
+                found.seen = functools.partial(openings.of_adapter, folder, name)
             about: Json = {"adapter": subject.info.to_json()}
             self.describe(about)
             self._explore_all(subject, workloads)

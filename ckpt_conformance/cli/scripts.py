@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import shlex
 import time
@@ -18,6 +19,8 @@ from ckpt_conformance.cli.recordings import SCRIPT, depends_of
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script.command import GRACE, OUT, Script, ScriptError, Signals, checked
+from ckpt_conformance.plugin import openings
+from ckpt_conformance.plugin.openings import Seen
 from ckpt_conformance.processes.scratch import session
 from ckpt_conformance.report import certificate, environment, files
 from ckpt_conformance.work import sources
@@ -287,10 +290,24 @@ def described(script: Script) -> Json:
     return {"script": _content(script)}
 
 
-def record(
-    script: Script, options: CommandOptions, jobs: int, folder: Path, depends: Identity
-) -> int:
-    """Record and rehearse a script, and keep that; return how many operations there are.
+@dataclass(frozen=True)
+class Recorded:
+    """A script that was recorded: how many operations there are, and what that depends on."""
+
+    operations: int
+    seen: Seen
+
+
+def record(  # noqa: PLR0913  one for each thing that it needs
+    script: Script,
+    options: CommandOptions,
+    jobs: int,
+    folder: Path,
+    depends: Identity,
+    *,
+    notes_opened: bool = False,
+) -> Recorded:
+    """Record and rehearse a script, and keep that.
 
     Raises Unknown where that cannot be done.
     """
@@ -301,11 +318,14 @@ def record(
     with _scratch() as scratch, contextlib.ExitStack() as stack, Progress(script.name) as progress:
         place = _places(scratch)
         there = script.at(str(place / "out"))
-        rehearsed = rehearsal.rehearse(_stage(there, scratch, stack, progress, jobs))
+        stage = _stage(there, scratch, stack, progress, jobs)
+        stage.notes_opened = notes_opened
+        rehearsed = rehearsal.rehearse(stage)
         kept.keep(rehearsed, folder / SCRIPT)
+        seen = openings.of_command(stage.folder) if notes_opened else Seen()
     known, given = depends_of(depends), options_of(options)
     recordings.write(folder, recordings.Kept(recordings.SCHEMA, script.command, given, {}, known))
-    return len(rehearsed.recording.operations)
+    return Recorded(len(rehearsed.recording.operations), seen)
 
 
 def _scratch() -> contextlib.AbstractContextManager[Path]:
@@ -349,6 +369,9 @@ def _rehearse(
     known = kept.read(folder, script)
     stack.enter_context(run.kit.directory(known.script.root))
     stage = _stage(known.script, scratch, stack, progress, run.limits.jobs)
+    if run.part and run.part.found and run.part.found.cached:
+        stage.notes_opened = True
+        run.part.found.seen = functools.partial(openings.of_command, stage.folder)
     progress.begin(script.name, "starting")
     return kept.resume(stage, known, folder)
 

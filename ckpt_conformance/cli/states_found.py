@@ -19,21 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ckpt_conformance.cli import command_names
 from ckpt_conformance.cli.recordings import SCRIPT
-from ckpt_conformance.cli.scripts import words_of
 from ckpt_conformance.contract import trees, written
 from ckpt_conformance.crash.explore.evidence import Evidence, from_json, to_json
 from ckpt_conformance.plugin import depends
-from ckpt_conformance.plugin.openings import Seen, of_adapter
+from ckpt_conformance.plugin.openings import Seen
 from ckpt_conformance.plugin.options import CheckOptions
 from ckpt_conformance.report import environment
 from ckpt_conformance.work.cache import KeyParts, key_of
 from ckpt_conformance.work.identity import SUITE
-from ckpt_conformance.work.sources import code_outside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ckpt_conformance.cli.explore import Order
     from ckpt_conformance.cli.recordings import Kit
@@ -77,7 +74,7 @@ class Found:
     kit: Kit
     spread: Spread | None = None
     known: set[str] = field(default_factory=set[str])  # batches that were in the cache
-    server: Path | None = None  # the folder of the one that recovers here with an adapter
+    seen: Callable[[], Seen] = Seen  # what recoveries here depend on, of those made so far
     not_kept: Counter[str] = field(default_factory=Counter[str])  # batches, by the reason
 
     def elsewhere(
@@ -102,9 +99,7 @@ class Found:
     def keep(self, basis: Basis, contents: Sequence[str], evidence: Evidence) -> None:
         """Keep evidence that was found here."""
         if self.cached:
-            adapter = self.cached.adapter
-            seen = of_adapter(self.server, adapter) if self.server and adapter else Seen()
-            self._keep(basis, self.cached.machine, contents, evidence, seen)
+            self._keep(basis, self.cached.machine, contents, evidence, self.seen())
 
     def _keep(
         self,
@@ -156,7 +151,6 @@ class Cached:
     cache: Cache
     explored: KeyParts  # what it is, and the digest of its code
     machine: Machine
-    adapter: str = ""  # empty: a command
 
     @classmethod
     def open(cls, order: Order, cache: Cache) -> Cached:
@@ -169,13 +163,12 @@ class Cached:
         machine = dict(inputs.machine)
         if order.script:
             code = inputs.tree.digest(inputs.tree.closure(around))
-            known = {"sources": code, "outside": code_outside(), **_code_of(order.script)}
+            known = {"sources": code, **_start_of(order.script)}
         else:
             known = replace(inputs, machine={}).of_other(order.what[0], {})
         known["depends"] = _depends_of(order.depends)
         workloads = list(order.asked.workloads)
-        adapter = "" if order.script else order.what[0]
-        return cls(cache, {**asked, **known, "workloads": workloads}, machine, adapter)
+        return cls(cache, {**asked, **known, "workloads": workloads}, machine)
 
     def get(
         self, inputs: Mapping[str, Any], machine: Machine, contents: Sequence[str]
@@ -261,16 +254,12 @@ def _depends_of(identity: Identity) -> KeyParts:
     return {"versions": identity.without(SUITE).values, "files": identity.files}
 
 
-def _code_of(script: Script) -> KeyParts:
-    """Describe what a command runs: what it names, code beside its files, its interpreter.
-
-    Unlike what a recording depends on, nothing here is passed over because it is large.
-    """
+def _start_of(script: Script) -> KeyParts:
+    """Describe how a command is started; what it opens then is noted when it runs."""
     return {
         "cwd": script.cwd,
         "program": str(shutil.which(script.command[0], path=os.environ.get("PATH"))),
         "environment": _environment_of_runs(),
-        **command_names.described(words_of(script), script.cwd),
     }
 
 

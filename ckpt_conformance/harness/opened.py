@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FOLDER = "opened"  # in that of the server
 LOST = "lost"  # a byte: whether a note could not be written
 BEGUN = "begun"  # a file that is as old as the server
+COMMAND = "command"  # whose notes they are where no adapter is explored
 EVERYBODY = "all"  # notes of the server itself, which every child begins with
 # Bound now: injectors of faults replace these functions later.
 _stat, _lstat = os.stat, os.lstat
@@ -30,10 +31,12 @@ Stamp = tuple[int, ...]  # of a file: device, inode, size, times; empty if there
 class Note(msgspec.Struct, frozen=True):
     """One name that was seen.
 
-    Kinds: `file`, `folder` (that was listed), `modules` (a folder that an import has looked into),
-    `exists` (whether there is something, and of which kind), `link` (where it leads), `written` (a
-    file that is added to, which was there or not), `variable`, `variables` (the names of all),
-    `program`, `address`, `stale` (compiled code that is not of its source).
+    Kinds: `file`, `folder` (that was listed), `listed` (the same, where folders that the suite
+    writes are passed over), `modules` (a folder that an import has looked into), `exists` (whether
+    there is something, and of which kind), `link` (where it leads), `written` (a file that is added
+    to, which was there or not), `variable`, `variables` (the names of all), `program`, `address`,
+    `stale` (compiled code that is not of its source), `unseen` (in words: what could not be noted,
+    and so anything may hang on it).
     """
 
     kind: str
@@ -73,6 +76,7 @@ def link_stamp_of(path: str) -> Stamp:
 STAMPED: Mapping[str, Callable[[str], Stamp]] = {
     "file": stamp_of,
     "folder": stamp_of,
+    "listed": stamp_of,
     "written": stamp_of,
     "exists": kinds_of,
     "link": link_stamp_of,

@@ -55,6 +55,8 @@ class Recorder:
         self.seen: set[tuple[str, str]] = set()
         self.made = Made()
         self.busy = threading.local()
+        self.is_paused = False
+        self.of_folders = "folder"  # the kind of a note that a folder was listed
         self.handlers: Mapping[str, Callable[..., None]] = {
             "open": self._opens,
             "import": self._imports,
@@ -97,6 +99,10 @@ class Recorder:
         """Take a question about a path that opens nothing; `folder`: what it is relative to."""
         self._guarded(self._asks, (path, -1 if folder is None else folder, kind))
 
+    def lose(self, what: str) -> None:
+        """Take that something could not be seen, and what."""
+        self._guarded(self._note, ("unseen", what))
+
     def looks_for(self, name: str, places: Iterable[object]) -> None:
         """Take that a module is looked for; a folder without code would be one, too (PEP 420)."""
         self._guarded(self._looks_for, (name, places))
@@ -109,7 +115,7 @@ class Recorder:
                     self._note_file(f"{folder}/{name}", "exists")
 
     def _guarded(self, handler: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        if getattr(self.busy, "now", False):  # its own open
+        if self.is_paused or getattr(self.busy, "now", False):  # its own open
             return
         self.busy.now = True
         try:
@@ -197,7 +203,7 @@ class Recorder:
                 self._note_file(f"{folder}/{file}")
             number += len(files)
             if number > MOST_MOVED:
-                self.lost[0] = 1
+                self._note("unseen", f"it moves {name}, with more than {MOST_MOVED:,} files")
                 return
 
     def _removes(self, path: object, folder: int = -1) -> None:
@@ -239,7 +245,7 @@ class Recorder:
     def _lists(self, path: object) -> None:
         # Whose call it is stands behind _guarded and hook.
         caller = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        kind = "modules" if caller.f_code.co_filename == IMPORTS else "folder"
+        kind = "modules" if caller.f_code.co_filename == IMPORTS else self.of_folders
         if isinstance(path, int):
             self._note_of_others(_folder(path), kind)
         elif path is None or _is_path(path):
@@ -289,6 +295,8 @@ class Recorder:
         if (kind, name) in self.seen:
             return
         self.seen.add((kind, name))
+        if kind in STAMPED and not _is_text(name):
+            kind, name = "unseen", f"it opens {name!a}, a name that is no UTF-8"
         stamp = STAMPED[kind](name) if kind in STAMPED else ()
         line = json.dumps({"kind": kind, "name": name, "stamp": stamp}).encode() + b"\n"
         descriptor = _open(self.log, self.flags, 0o600)
@@ -297,6 +305,15 @@ class Recorder:
                 self.lost[0] = 1
         finally:
             _close(descriptor)
+
+
+def _is_text(name: str) -> bool:
+    """Return whether a name can be written down, and read again."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_path(value: object) -> TypeGuard[StrOrBytesPath]:

@@ -38,7 +38,7 @@ _recorder: list[Recorder] = []  # of this process: a hook is never removed
 def install(server: Path) -> None:
     """Take the events of this process, which is the server, and of what it forks."""
     folder = server / FOLDER
-    _install(Recorder(folder, folder / EVERYBODY))
+    watch(Recorder(folder, folder / EVERYBODY))
 
 
 def begin(adapter: str, root: str) -> None:
@@ -62,10 +62,11 @@ def take_over() -> None:
     """Go on with the notes of the process that became this one, if there was a hook."""
     log = os.environ.pop(VARIABLE, "")
     if log:
-        _install(Recorder(Path(log).parent, Path(log)))
+        watch(Recorder(Path(log).parent, Path(log)))
 
 
-def _install(recorder: Recorder) -> None:
+def watch(recorder: Recorder) -> None:
+    """Take the events of this process and of what it forks from here on, for good."""
     _recorder.append(recorder)
     sys.addaudithook(recorder.hook)
     kind: Any = type(os.environ)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.opened import Note
 
 MOST = 5_000  # names; who opens more than these is run again each time
+MOST_OF_COMMAND = 20_000  # whose interpreter and packages are among them
+MOST_BYTES = 4 << 30  # of the files that are read: each run that looks for results reads them
+SIZE = 2  # where a stamp has the size of a file
+LOST = "not all that it opens could be noted: a disk was full, or a limit was reached"
 # Variables that the harness sets for every child: what the user has there reaches no manager. The
 # place of temporary files is another one for each run; its file system is in the key.
 OURS = {*FIXED_MACHINE, *LARGE_PAGES, SESSION, "TMPDIR"}
@@ -52,19 +56,32 @@ def of_adapter(server: Path, adapter: str, company: Iterable[str] = ()) -> Seen:
         return Seen(why_not=TOO_MUCH)
     found = opened.read(server, adapter)
     if not found.is_whole:
-        return Seen(why_not="not all that it opens could be noted")
+        return Seen(why_not=LOST)
     if edited := next((one.name for one in found.notes if _is_edited(one, found.begun)), ""):
         return Seen(why_not=f"{edited} was edited while it ran")
-    return _seen_in(_counting(found.notes))
+    return _seen_in(_read_again([one for one in found.notes if _counts(one)]), MOST)
 
 
-def _seen_in(notes: Sequence[Note]) -> Seen:
+def of_command(folder: Path) -> Seen:
+    """Return what runs of a command have opened, by workers that note in this folder, as it is now.
+
+    A key has how it is started alone: all code that it runs is among what it opens.
+    """
+    found = opened.read(folder, opened.COMMAND)
+    if not found.is_whole:
+        return Seen(why_not=LOST)
+    return _seen_in(_read_again(found.notes), MOST_OF_COMMAND, anywhere=False)
+
+
+def _seen_in(notes: Sequence[Note], most: int, *, anywhere: bool = True) -> Seen:
     if why_not := next((why for why in map(_why_not, notes) if why), ""):
         return Seen(why_not=why_not)
-    if len(notes) > MOST:
+    if len(notes) > most:
         return Seen(why_not=f"it opens {len(notes):,} files")
+    if (size := sum(note.stamp[SIZE] for note in notes if _is_read(note))) > MOST_BYTES:
+        return Seen(why_not=f"it reads {size / 2**30:.1f} GiB, too much to compare each time")
     names = ((note.kind, note.name) for note in notes if note.kind != "written")
-    return Seen(openings.noted(names))
+    return Seen(openings.noted(names, anywhere=anywhere))
 
 
 def _is_edited(note: Note, begun: int) -> bool:
@@ -84,21 +101,23 @@ def _why_not(note: Note) -> str:
 WHY_NOT = {
     "program": "it starts {}, and what a program reads is not followed",
     "stale": "Python runs {}, which is not of its source; remove it",
+    "unseen": "{}, and so not all that it depends on is known",
     "address": "it connects to {}, and what comes from there may differ",
 }
 
 
-def _counting(notes: Sequence[Note]) -> list[Note]:
-    """Return the notes of what the key does not know of yet.
+def _read_again(notes: Sequence[Note]) -> list[Note]:
+    """Leave out what was in files that are added to, and that nobody reads."""
+    read = {note.name for note in notes if note.kind == "file"}
+    return [note for note in notes if note.kind != "written" or note.name in read]
 
-    What was in a file that is added to counts only for who reads it.
-    """
-    counting = [note for note in notes if _counts(note)]
-    read = {note.name for note in counting if note.kind == "file"}
-    return [note for note in counting if note.kind != "written" or note.name in read]
+
+def _is_read(note: Note) -> bool:
+    return note.kind == "file" and len(note.stamp) > SIZE
 
 
 def _counts(note: Note) -> bool:
+    """Return whether the key of an adapter's results does not know of it yet."""
     if note.kind == "variable":
         is_known = note.name.startswith((*ENVIRONMENT, *openings.SET_BY_US))
         return note.name not in OURS and not is_known

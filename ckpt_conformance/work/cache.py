@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.work import openings
+from ckpt_conformance.work import openings, own_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 KeyParts = dict[str, Any]
 """What a result depends on, by name: plain values, hashed as JSON."""
 
-MARKER = "ckpt-conformance-cache"  # a file that says whose folder this is
 SCHEMA = "ckpt-conformance/cache/v2"
 
 
@@ -68,7 +67,7 @@ class Cache:
         if folder.is_file():
             raise RequestError(f"--cache {folder} is a file; name a folder")
         try:
-            if (folder / MARKER).is_file():
+            if (folder / own_code.OF_A_CACHE).is_file():
                 return cls(folder, is_read_only=not _can_be_written(folder))
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
@@ -76,7 +75,8 @@ class Cache:
                     f"--cache {folder}: the folder holds other files; name an "
                     "empty one, or one that is not there yet"
                 )
-            (folder / MARKER).write_text(f"{SCHEMA}: results of checks; may be removed\n")
+            what = f"{SCHEMA}: results of checks; may be removed\n"
+            (folder / own_code.OF_A_CACHE).write_text(what)
         except OSError as error:
             reason = f"--cache {folder} cannot be written: {error.strerror}"
             raise RequestError(f"{reason}; name another folder") from error

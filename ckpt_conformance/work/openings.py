@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ABSENT = "absent"
 # How names of variables begin that are there only while checks run.
 SET_BY_US = ("CKC_", "PYTEST_", "HYPOTHESIS_STORAGE_DIRECTORY")
-OF_PATHS = {"file", "folder", "modules", "exists", "link"}  # kinds
+OF_PATHS = {"file", "folder", "listed", "modules", "exists", "link"}  # kinds
 Opened = dict[str, str]
 """Digests by kind and name: `file ./settings.json`, relative below the working directory."""
 
@@ -36,14 +36,22 @@ def key(kind: str, name: str) -> str:
     return f"{kind} {name}"
 
 
-def noted(names: Iterable[tuple[str, str]]) -> Opened:
+def leave_out(paths: Iterable[Path]) -> None:
+    """Leave files and folders that this command makes out of the names in folders."""
+    _made_here.update(os.path.realpath(path) for path in paths)
+
+
+def noted(names: Iterable[tuple[str, str]], *, anywhere: bool = True) -> Opened:
     """Return what was opened, by kind and name, with its digests as they are now.
 
     A name outside of the working directory may be made of where code lies: another checkout has
-    another file there. So where one is near the places of code, these places count, too.
+    another file there. So where one is near the places of code, these places count, too; unless
+    what was noted is taken in this place alone, and not `anywhere`.
     """
     names = list(names)
     found = {key(*one): digest(*one) for one in names}
+    if not anywhere:
+        return found
     tops = {part for place in _places() for part in Path(place).parts[1:2]}
     outside = (one.partition(" ") for one in found)
     near = (Path(name).parts[1:2] for kind, _, name in outside if kind in OF_PATHS)
@@ -114,6 +122,21 @@ def _of_folder(name: str) -> str:
         return ABSENT
 
 
+def _of_listing(name: str) -> str:
+    """Digest the names in a folder but those of reports, recordings and caches of ours."""
+    try:
+        with os.scandir(name) as entries:
+            theirs = [entry for entry in entries if not _is_ours(entry)]
+    except (OSError, ValueError):
+        return ABSENT
+    return _short("\0".join(sorted(entry.name + _sign_of(entry) for entry in theirs)))
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    is_made_here = os.path.realpath(entry.path) in _made_here
+    return is_made_here or (entry.is_dir() and own_code.is_written_by_us(Path(entry.path)))
+
+
 def _of_modules(name: str) -> str:
     """Digest the names in a folder that an import may find; other files come and go there."""
     try:
@@ -162,6 +185,7 @@ def _hash(data: bytes = b"") -> hashlib.blake2b:
 _WORDS = {
     "file": "the file {}",
     "folder": "the names in the folder {}",
+    "listed": "the names in the folder {}",
     "modules": "what can be imported from {}",
     "exists": "whether there is {}",
     "link": "where the link {} leads",
@@ -170,10 +194,12 @@ _WORDS = {
     "places": "where the code lies",
 }
 """What each kind is for a reader, who asks why a result was not taken."""
+_made_here: set[str] = set()
 _read: dict[str, tuple[tuple[int, ...], str]] = {}  # of files: when they were read, and the digest
 _DIGESTS: dict[str, Callable[[str], str]] = {
     "file": _of_file,
     "folder": _of_folder,
+    "listed": _of_listing,
     "modules": _of_modules,
     "exists": _of_existence,
     "link": _of_link,

@@ -25,6 +25,7 @@ CODE = re.compile(r".*\.(py|pyc|pyd|pth|sh|bash|so(\.[0-9]+)*)")
 ARCHIVES = (".zip", ".egg", ".whl", ".pyz")  # code if there is Python in them
 PASSED_OVER = {"__pycache__", "node_modules"}
 OF_A_REPORT = ("result.json", "report.html")  # its bundles have scripts, which nobody imports
+OF_A_CACHE = "ckpt-conformance-cache"  # a file that says what its folder is
 OF_EVIDENCE = ("violation.json", "recorded.json")  # of a bundle, of `explore --record`
 MOST_FILES = 20_000  # of code
 MOST_NAMES = 200_000  # of files of any kind: a link may lead to a folder of data
@@ -103,13 +104,16 @@ def _is_new(folder: Path, ours: set[Path], been: set[str]) -> bool:
     if real in ours or str(real) in been or (folder.is_symlink() and is_installed(real)):
         return False
     been.add(str(real))
-    return not (folder / "pyvenv.cfg").exists() and not _is_of_a_report(folder)
+    return not (folder / "pyvenv.cfg").exists() and not is_written_by_us(folder)
 
 
-def _is_of_a_report(folder: Path) -> bool:
-    """Return whether a folder is a report, a bundle or a recording: nobody imports their code."""
+def is_written_by_us(folder: Path) -> bool:
+    """Return whether a folder is a report, a bundle, a recording or a cache.
+
+    Nobody imports their code.
+    """
     return all((folder / file).exists() for file in OF_A_REPORT) or any(
-        (folder / file).exists() for file in OF_EVIDENCE
+        (folder / file).exists() for file in (*OF_EVIDENCE, OF_A_CACHE)
     )
 
 

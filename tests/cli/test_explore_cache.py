@@ -274,3 +274,66 @@ def test_a_script_is_recorded_and_resumed_once(
     runs.clear()
     assert ckpt("explore", *words, "--out", "edited", *command)[0] == 1
     assert len(runs) == first
+
+
+READS = """
+import json, os, sys
+import {module}
+out = sys.argv[sys.argv.index("--out") + 1]
+where, step = os.path.join(out, "ck.json"), 0
+if os.path.exists(where):
+    with open(where) as file:
+        step = json.load(file)["step"]
+for step in range(step + 1, 3):
+    with open(where + ".tmp", "w") as file:
+        json.dump({{"step": step}}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    if {condition}:
+        os.replace(where + ".tmp", where)
+    else:
+        os.remove(where) if os.path.exists(where) else None
+        os.rename(where + ".tmp", where)
+    print(f"step {{step}} saved")
+"""
+HOW = {
+    "started anew": ("json", "json.loads(open(sys.argv[1][1:]).read())", ("--no-fork",)),
+    # What is imported before a fork has read the file by then.
+    "imported before a fork": ("set_up", "set_up.RIGHT", ("--preload", "set_up")),
+}
+
+
+@pytest.mark.parametrize(
+    "how", ["started anew", pytest.param("imported before a fork", marks=pytest.mark.slow)]
+)
+def test_what_a_command_reads_counts(
+    how: str, ckpt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen while it runs: no word of the command says that `@right` names a file."""
+    module, condition, options = HOW[how]
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "set_up.py").write_text("import json; RIGHT = json.load(open('right'))")
+    (tmp_path / "right").write_text("true")
+    (tmp_path / "train.py").write_text(READS.format(module=module, condition=condition))
+    words = ("--model", "kill", "--jobs", "1", *options, "--result-file", "ck.json", "--cache")
+    command = (
+        "cache",
+        "--out",
+        "out",
+        "--",
+        sys.executable,
+        "train.py",
+        "@right",
+        "--out",
+        "{out}",
+    )
+    first = ckpt("explore", *words, *command)
+    assert first[0] == 0, first[1]
+    assert "not kept" not in first[1]
+    again = ckpt("explore", *words, *command)
+    assert again[0] == 0
+    assert "from the cache" in again[1]
+    (tmp_path / "right").write_text("false")
+    status, text = ckpt("explore", *words, *command)
+    assert status == 1, text
+    assert "not taken: since then the file ./right has changed" in text

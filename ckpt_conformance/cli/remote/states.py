@@ -21,7 +21,7 @@ from ckpt_conformance.crash.explore.evidence import Doubt, Evidence, basis_of, e
 from ckpt_conformance.crash.explore.exploration import FULL, Limits
 from ckpt_conformance.crash.script.command import Script
 from ckpt_conformance.plugin import depends
-from ckpt_conformance.plugin.openings import Seen, of_adapter
+from ckpt_conformance.plugin.openings import Seen, of_adapter, of_command
 from ckpt_conformance.report import environment
 from ckpt_conformance.work.identity import Identity, identity
 from ckpt_conformance.work.items import Item
@@ -210,7 +210,11 @@ class _OfScript(_Source):
         known = kept.read(folder, self.request.script)
         stack.enter_context(self.kit.directory(known.script.root))
         scratch = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-        stage = Stage(known.script, Path(scratch), 1, lambda _: None, stack)
+        notes = self.request.notes_opened
+        place = Path(scratch) / "work"
+        place.mkdir()
+        stage = Stage(known.script, place, 1, lambda _: None, stack, notes_opened=notes)
+        self._noted_in = place if notes else None
         self._rehearsal = kept.resume(stage, known, folder)
         limits = self.request.limits
         if limits.recoveries < FULL.recoveries:
@@ -221,6 +225,9 @@ class _OfScript(_Source):
         from ckpt_conformance.crash.script.explore import ScriptExplorer
 
         return ScriptExplorer(self._rehearsal, self._limits, self.request.seed)
+
+    def seen(self) -> Seen:
+        return of_command(self._noted_in) if self._noted_in else Seen()
 
     def free(self) -> Container[str]:
         return self._rehearsal.controls

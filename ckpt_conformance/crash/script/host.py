@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import io
@@ -21,6 +22,8 @@ from ckpt_conformance.processes.lifecycle import ExitKind, Waited
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from ckpt_conformance.crash.script.noting import Noting
+
 MOST = 1 << 20  # bytes of output that are read again
 
 
@@ -38,12 +41,14 @@ class Ran:
 class Host:
     """Runs commands in one folder; has one thread."""
 
-    def __init__(self, folder: Path, cwd: str, master: int = -1) -> None:
+    def __init__(
+        self, folder: Path, cwd: str, master: int = -1, noting: Noting | None = None
+    ) -> None:
         """Keep outputs in `folder`; become the parent of what runs leave behind.
 
         `master` is a descriptor that gets readable when nobody waits for an answer any more.
         """
-        self.folder, self.cwd, self.master = folder, cwd, master
+        self.folder, self.cwd, self.master, self.noting = folder, cwd, master, noting
         self.forks = False
         folder.mkdir(parents=True, exist_ok=True)
         orphans.adopt()
@@ -51,9 +56,10 @@ class Host:
     def warm(self, preload: Sequence[str]) -> str:
         """Import torch, so that no run has to; return why runs can't be forked then, or ""."""
         try:
-            import_torch()
-            for name in preload:
-                importlib.import_module(name)
+            with self.noting.imports() if self.noting else contextlib.nullcontext():
+                import_torch()
+                for name in preload:
+                    importlib.import_module(name)
         except ImportError as error:
             return f"{type(error).__name__}: {error}"
         threads = len(list(Path("/proc/self/task").iterdir())) - 1
@@ -107,11 +113,18 @@ class Host:
         begun = time.monotonic()
         streams = [_open(path), _open(self.folder / errors) if errors else -1]
 
+        asked = self.noting.begin() if self.noting else None
+
         def command() -> None:
             child.take_place(streams[0], streams[1 if errors else 0], self.cwd)
+            if self.noting and asked:
+                self.noting.begin_in_fork()
+                asked.filter_in_child()
             work()
 
         pid = lifecycle.fork(command, quiet=True)
+        if asked:
+            asked.begin()
         for stream in streams:
             if stream >= 0:
                 os.close(stream)
@@ -119,6 +132,8 @@ class Host:
         lifecycle.kill_group(pid)
         code = lifecycle.reap(pid).code
         end_orphans()
+        if asked:
+            asked.finish()
         if waited is Waited.WATCHED:  # nobody wants to know any more
             os._exit(0)
         exit_kind = ExitKind.KILLED if code < 0 else ExitKind.ENDED

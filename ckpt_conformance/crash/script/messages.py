@@ -13,10 +13,14 @@ from ckpt_conformance.crash.script.command import Script
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first line: the folder in which a worker keeps what it needs, and the command."""
+    """The first line: the folder in which a worker keeps what it needs, and the command.
+
+    `notes` is the folder in which it notes what runs open, empty for none.
+    """
 
     folder: str
     script: Script
+    notes: str = ""
 
 
 # ---- answers -------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ TAIL = 600  # characters of a log that are told
 class WorkerProcess:
     """One worker; a context manager."""
 
-    def __init__(self, folder: Path, script: Script) -> None:
-        """Start it; it answers when it has what it needs."""
+    def __init__(self, folder: Path, script: Script, notes: Path | None = None) -> None:
+        """Start it; it answers when it has what it needs. `notes`: see `Hello`."""
         (folder / "tmp").mkdir(parents=True)
         self.log = folder / "log"
         orphans.adopt()
@@ -49,7 +49,7 @@ class WorkerProcess:
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for us: what was found is told
             )
-        self._send(Hello(str(folder), script))
+        self._send(Hello(str(folder), script, str(notes or "")))
 
     def _send(self, message: msgspec.Struct) -> None:
         if self.process.stdin is not None:

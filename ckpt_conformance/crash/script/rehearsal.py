@@ -23,6 +23,7 @@ from ckpt_conformance.crash.script.child import GENERATORS
 from ckpt_conformance.crash.script.command import start_of
 from ckpt_conformance.crash.script.messages import Begin, Compare, Expect, Record, Recover, Warm
 from ckpt_conformance.crash.script.pool import WEEK, Pool, WorkerProcess
+from ckpt_conformance.harness import opened
 from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
@@ -99,11 +100,15 @@ class Stage:
     why_not: str = ""  # why runs are started anew instead of forked
     private: bool = True
     expected: str = ""  # where the result of the uninterrupted run is kept
+    notes_opened: bool = False  # whether workers note what runs open, in `folder`
 
     def worker(self) -> WorkerProcess:
         """Start one more worker."""
         folder = self.folder / f"worker-{len(self.workers)}"
-        worker = self.stack.enter_context(WorkerProcess(folder, self.script))
+        if self.notes_opened and not self.workers:
+            opened.prepare(self.folder)
+        notes = self.folder if self.notes_opened else None
+        worker = self.stack.enter_context(WorkerProcess(folder, self.script, notes))
         self.workers.append(worker)
         return worker
 

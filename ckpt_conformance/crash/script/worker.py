@@ -53,17 +53,20 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.script.command import Script
     from ckpt_conformance.crash.script.messages import Answer
+    from ckpt_conformance.crash.script.noting import Noting
     from ckpt_conformance.trace.supervisor import Supervisor
 
 
 class Worker:
     """Answers requests."""
 
-    def __init__(self, folder: Path, script: Script, master: int) -> None:
+    def __init__(
+        self, folder: Path, script: Script, master: int, noting: Noting | None = None
+    ) -> None:
         """Keep the script; nothing runs yet. `master`: see `Host`."""
         self.script, self.folder = script, folder
         self.root = Path(script.root)
-        self.host = Host(folder, script.cwd, master)
+        self.host = Host(folder, script.cwd, master, noting)
         self.temporary: Path | None = None  # that no other worker sees
         self.materializer: Materializer | None = None
         self.recording: Recording | None = None
@@ -319,6 +322,13 @@ def last_written(recording: Recording, root: Path) -> str:
     return ""
 
 
+def _noting(folder: Path, script: Script) -> Noting:
+    """Note what is imported here from now on, and what runs open."""
+    from ckpt_conformance.crash.script.noting import Noting
+
+    return Noting(folder, script.root)
+
+
 def main() -> None:
     """Serve: the first line names the folder and the script."""
     channel = os.fdopen(os.dup(1), "w")
@@ -327,7 +337,8 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     hello = from_line(requests.readline(), Hello)
-    worker = Worker(Path(hello.folder), hello.script, requests.fileno())
+    noting = _noting(Path(hello.notes), hello.script) if hello.notes else None
+    worker = Worker(Path(hello.folder), hello.script, requests.fileno(), noting)
     kind: Any = AnyRequest
     for line in iter(requests.readline, ""):
         try:
