@@ -156,10 +156,15 @@ def run(
 
 
 def say_unused(cache: Cache | None) -> None:
-    """Say which results of the cache were not taken, and what is another one since."""
-    for why, number in cache.unused.most_common(_REASONS) if cache else ():
+    """Say which results of the cache were not taken, or could not be written, and why."""
+    if cache is None:
+        return
+    for why, number in cache.unused.most_common(_REASONS):
         found = f"{terminal.count(number, 'result')} in the cache, and not taken"
-        terminal.say(f"{found}: since then {why} has changed", error=True)
+        terminal.say(f"{found}; changed since: {why}", error=True)
+    for why, number in cache.unwritten.items():
+        lost = f"{terminal.count(number, 'result')} not kept: {cache.folder} cannot be written"
+        terminal.say(f"{lost} ({why}); these will run again", error=True)
 
 
 def _say_not_kept(reasons: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckpt_conformance.cli.recordings import SCRIPT
+from ckpt_conformance.cli.scripts import words_of
 from ckpt_conformance.contract import trees, written
 from ckpt_conformance.crash.explore.evidence import Evidence, from_json, to_json
 from ckpt_conformance.plugin import depends
@@ -28,6 +29,7 @@ from ckpt_conformance.plugin.options import CheckOptions
 from ckpt_conformance.report import environment
 from ckpt_conformance.work.cache import KeyParts, key_of
 from ckpt_conformance.work.identity import SUITE
+from ckpt_conformance.work.session_variables import is_of_a_session, named_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,13 +51,6 @@ OF_ADAPTER = (
 )
 OF_SCRIPT = tuple(f"{CRASH}.script.{name}" for name in ("explore", "kept", "rehearsal", "worker"))
 RECORDINGS = "recordings"  # a folder in that of a cache
-# How names of variables begin that shells, terminals, tests and CI services set anew each time.
-OF_A_SESSION = (
-    *("_", "PWD", "OLDPWD", "SHLVL", "TMPDIR", "TERM", "COLUMNS", "LINES", "SSH_", "TMUX", "STY"),
-    *("DISPLAY", "WAYLAND_", "XDG_", "DBUS_", "WINDOWID", "INVOCATION_ID", "JOURNAL_STREAM"),
-    *("CKC_", "PYTEST_", "GITHUB_", "RUNNER_", "ACTIONS_", "CI_", "BUILD_", "JENKINS_"),
-    *("BUILDKITE_", "CIRCLE_", "DRONE_", "TRAVIS_", "HOSTNAME", "SLURM_JOB"),
-)
 Machine = KeyParts
 
 
@@ -259,11 +254,15 @@ def _start_of(script: Script) -> KeyParts:
     return {
         "cwd": script.cwd,
         "program": str(shutil.which(script.command[0], path=os.environ.get("PATH"))),
-        "environment": _environment_of_runs(),
+        "environment": _environment_of_runs(script),
     }
 
 
-def _environment_of_runs() -> dict[str, str]:
-    """Return what a command finds in its environment, but for what is new in each session."""
-    names = (name for name in os.environ if not name.startswith(OF_A_SESSION))
+def _environment_of_runs(script: Script) -> dict[str, str]:
+    """Return what a command finds in its environment, but for what is new in each session.
+
+    A line for a shell may name a variable, whose name then stands in the command.
+    """
+    named = named_by(os.fsencode(" ".join(words_of(script))))
+    names = (name for name in os.environ if name in named or not is_of_a_session(name))
     return {name: os.environ[name] for name in sorted(names)}

@@ -10,16 +10,16 @@ import msgspec
 
 from ckpt_conformance.harness import opened
 from ckpt_conformance.harness.client import FIXED_MACHINE, LARGE_PAGES
+from ckpt_conformance.harness.opened import Note
 from ckpt_conformance.plugin.depends import ENVIRONMENT, foreign
 from ckpt_conformance.processes.scratch import SESSION
-from ckpt_conformance.work import openings, own_code, startup
+from ckpt_conformance.work import openings, own_code, session_variables, startup
 from ckpt_conformance.work.sources import with_added
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.harness.opened import Note
 
 MOST = 5_000  # names; who opens more than these is run again each time
 MOST_OF_COMMAND = 20_000  # whose interpreter and packages are among them
@@ -70,7 +70,10 @@ def of_command(folder: Path) -> Seen:
     found = opened.read(folder, opened.COMMAND)
     if not found.is_whole:
         return Seen(why_not=LOST)
-    return _seen_in(_read_again(found.notes), MOST_OF_COMMAND, anywhere=False)
+    read = [note.name for note in found.notes if note.kind == "file"]
+    variables = [Note("variable", name) for name in session_variables.named_in(read)]
+    notes = [*_read_again(found.notes), *variables]
+    return _seen_in(notes, MOST_OF_COMMAND, anywhere=False)
 
 
 def _seen_in(notes: Sequence[Note], most: int, *, anywhere: bool = True) -> Seen:

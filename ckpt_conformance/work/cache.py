@@ -50,12 +50,14 @@ def key_of(inputs: Mapping[str, Any]) -> str:
 class Cache:
     """A folder of results; `is_read_only` where none can be added.
 
-    `unused` counts results that were found and not taken, by what is another one now.
+    `unused` counts results that were found and not taken, by what is another one now; `unwritten`
+    those that could not be added, by the error.
     """
 
     folder: Path
     is_read_only: bool = False
     unused: Counter[str] = field(default_factory=Counter[str], compare=False)
+    unwritten: Counter[str] = field(default_factory=Counter[str], compare=False)
 
     @classmethod
     def open(cls, folder: Path) -> Cache:
@@ -75,6 +77,8 @@ class Cache:
                     f"--cache {folder}: the folder holds other files; name an "
                     "empty one, or one that is not there yet"
                 )
+            if not _can_be_written(folder):  # as a CI job mounts one that nobody has filled yet
+                return cls(folder, is_read_only=True)
             what = f"{SCHEMA}: results of checks; may be removed\n"
             (folder / own_code.OF_A_CACHE).write_text(what)
         except OSError as error:
@@ -120,8 +124,8 @@ class Cache:
         try:
             path.parent.mkdir(exist_ok=True)
             trees.write_whole(path, msgspec.json.encode(entry))
-        except OSError:
-            return
+        except OSError as error:
+            self.unwritten[error.strerror or str(error)] += 1
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

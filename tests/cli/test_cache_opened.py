@@ -131,7 +131,7 @@ def test_what_a_run_has_opened_is_held_against_what_is_there(
     breaks(project)
     status, err = project.run()
     assert (status, "from the cache" in err) == (1, False)
-    assert "2 results in the cache, and not taken: since then " in err
+    assert "2 results in the cache, and not taken; changed since: " in err
 
 
 def test_a_result_of_a_run_that_starts_a_program_is_not_kept(project: Project) -> None:
@@ -214,7 +214,7 @@ def test_states_of_a_crash_are_recovered_again_where_settings_changed(project: P
     break_settings(project)
     _, err = project.run(*words)
     assert "from the cache" not in err
-    assert "in the cache, and not taken: since then the file ./settings.json has changed" in err
+    assert "in the cache, and not taken; changed since: the file ./settings.json" in err
 
 
 @pytest.mark.slow

@@ -336,4 +336,4 @@ def test_what_a_command_reads_counts(
     (tmp_path / "right").write_text("false")
     status, text = ckpt("explore", *words, *command)
     assert status == 1, text
-    assert "not taken: since then the file ./right has changed" in text
+    assert "not taken; changed since: the file ./right" in text

@@ -99,6 +99,18 @@ def test_a_cache_that_cannot_be_written_is_read(
     assert len(entries(cache)) == 1
 
 
+def test_an_empty_folder_that_cannot_be_written_has_no_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    cache = Cache.open(tmp_path)
+    assert cache.is_read_only
+    assert cache.get(key_of(INPUTS)) is None
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match=r"cannot be written: .*; name another folder"):
@@ -110,6 +122,7 @@ def test_what_cannot_be_kept_is_only_not_kept(cache: Cache) -> None:
     (cache.folder / key[:2]).write_text("in the way")
     cache.put(INPUTS, b"{}")
     assert cache.get(key) is None
+    assert cache.unwritten == {"File exists": 1}
 
 
 def test_others_who_share_the_folder_can_read_it(cache: Cache) -> None:
