@@ -233,6 +233,7 @@ class Child:
             result["records"] = tuple(self.journal.records[first:])
             result["step"] = int(self.job.step)
             result["in_background"] = self._saves_in_background
+        result["overlaps"] = self.job.overlaps()
         if op.final:
             result["final"] = self.job.leaves()
 

@@ -353,9 +353,13 @@ class Arrived(Message, frozen=True):
 
 
 class RunResult(Result, frozen=True, tag="run"):
-    """States by step at the loss call, records of the steps, and what the faults did."""
+    """States by step at the loss call, records of the steps, and what the faults did.
+
+    `overlaps`: at the end, the groups of leaves whose elements share memory.
+    """
 
     arrived: Arrived | None = None
+    overlaps: list[list[str]] = []
     states: dict[int, RankLeaves] = {}
     records: tuple[StepRecord, ...] = ()
     step: int | None = None

@@ -121,6 +121,32 @@ class ByClass(CheckpointManager):
 
 
 @mutant(
+    "O06-equal",
+    url="pytorch/rl#3966",
+    change="moments with the same bytes come back as one tensor, as a table of contents has them",
+    violates={"CKC-RTRP-014"},
+)
+class OneForAllThatAreEqual(CheckpointManager):
+    """Counts one step counter up once for each parameter."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Hand out the first tensor of each content."""
+        known: dict[Any, Any] = {}
+
+        def first(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            return known.setdefault((value.dtype, value.shape, content), value)
+
+        shared = {
+            number: {key: first(value) for key, value in entry.items()}
+            for number, entry in state["state"].items()
+        }
+        super().restore_optimizer(optimizer, {**state, "state": shared})
+
+
+@mutant(
     "J02-own",
     url="pytorch/pytorch#125528",
     change="of an optimizer's state_dict only state and param_groups are saved",

@@ -289,7 +289,22 @@ def mid_epoch(subject: Subject) -> None:
     """Raise Violation unless a run that resumes in mid-epoch goes on as if unbroken."""
     arrive(subject)
     message = "the resumed run leaves the unbroken one"
-    trajectory(subject, subject.golden(), SAVES[-1], message)
+    try:
+        trajectory(subject, subject.golden(), SAVES[-1], message)
+    except Violation:
+        controls.require(apart, subject)
+        raise
+
+
+@check("CKC-RTRP-014")
+def apart(subject: Subject) -> None:
+    """Raise Violation where tensors share memory after a load that did not before the save."""
+    golden = subject.golden()
+    before, after = golden.overlaps, resumed(subject, golden).of(RunResult).overlaps
+    new = [group for group in after if not any(set(group) <= set(known) for known in before)]
+    if new:
+        message = "tensors that were apart share memory after the load"
+        raise Violation(message, evidence={"share memory": new, "before the save": list(before)})
 
 
 def with_hash_seed(subject: Subject, hash_seed: int) -> None:

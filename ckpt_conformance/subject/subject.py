@@ -82,9 +82,10 @@ class Golden:
     """A run without faults: a snapshot of the directory after each save, and what they give.
 
     `at` maps a step to the state at that step's loss call in the run that never stopped; `loaded`
-    (filled by controls) to the state that this manager's own undamaged load gives. For each saved
-    step `payload_samples` gives the first bytes of its large tensors: where they stand is payload.
-    `resumed` keeps the children of `resumption`.
+    (filled by controls) to the state that this manager's own undamaged load gives; `overlaps` are
+    the leaves that share memory at the end. For each saved step `payload_samples` gives the first
+    bytes of its large tensors: where they stand is payload. `resumed` keeps the children of
+    `resumption`.
     """
 
     saves: tuple[int, ...]
@@ -94,6 +95,7 @@ class Golden:
     records: Sequence[RankRecord]
     ties: Sequence[Sequence[str]]
     payload_samples: Mapping[int, Sequence[PayloadSample]]
+    overlaps: Sequence[Sequence[str]] = ()
     loaded: dict[int, Leaves] = field(default_factory=dict[int, Any])
     resumed: dict[tuple[int, bool, tuple[str, ...]], ProcessResult] = field(
         default_factory=dict[tuple[int, bool, tuple[str, ...]], Any]
@@ -349,7 +351,7 @@ class Subject:
         records = [RankRecord(0, record) for record in ran.records]
         ties = ran.arrived.ties if ran.arrived else []
         at = {step: whole(state) for step, state in ran.states.items()}
-        return Golden(saves, kind, folder, at, records, ties, samples)
+        return Golden(saves, kind, folder, at, records, ties, samples, ran.overlaps)
 
     def loaded(self, golden: Golden, step: int, **given: Any) -> Leaves:  # noqa: ANN401
         """Return what an undamaged load of `step` gives: the control of every fault check."""

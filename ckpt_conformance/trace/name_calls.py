@@ -38,6 +38,10 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 ITSELF = "the directory itself was removed or renamed"
 NOREPLACE, EXCHANGE = 1, 2  # flags of renameat2
 MOVED_IN = "it was moved or linked in from outside of the directory, with content that was not seen"
+FOLDER_MOVED_IN = (
+    "a directory that was made elsewhere was moved in, and what is in it was not seen; make it in "
+    "the manager's directory, or beside the files that it replaces, and rename it there"
+)
 MOVED_OUT = "a directory was moved out of the directory"
 
 
@@ -338,10 +342,11 @@ def _note_moved_in(request: Request, new: Place, flags: int) -> None:
     """Note that a name below the root came from elsewhere, and lost what it named before."""
     tree, parent = request.tree, new.parent or 0
     target = tree.join(parent, new.plain)
-    number = tree.find(os.stat(new.plain, dir_fd=new.folder, follow_symlinks=False))
-    replaced = tree.unname(parent, new.plain)
+    info = os.stat(new.plain, dir_fd=new.folder, follow_symlinks=False)
+    number, replaced = tree.find(info), tree.unname(parent, new.plain)
     if number is None or number not in tree.outside or flags & ~NOREPLACE:
-        request.cannot(target, MOVED_IN)
+        is_folder = stat.S_ISDIR(info.st_mode)
+        request.cannot(target, FOLDER_MOVED_IN if is_folder else MOVED_IN)
         return
     _take_in(request, number, new)
     request.make(Kind.RENAME, object=number, replaced=replaced, target=target, new_parent=parent)

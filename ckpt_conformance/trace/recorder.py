@@ -159,9 +159,10 @@ class Recorder:
         )
         if supervisor.sink is not None:
             os.close(supervisor.sink.descriptor)
-            named = {call.path for call in recording.unsupported}
+            named = tuple(f"{call.path}/" for call in recording.unsupported)
             wrong = control.differing(recording, self.tree)
-            recording.unsupported += [call for call in wrong if call.path not in named]
+            new = [call for call in wrong if not f"{call.path}/".startswith(named)]
+            recording.unsupported += new
             recording.save()
         return recording
 

@@ -6,7 +6,7 @@ Containers keep their type (a tuple is not a list), mappings ignore order, float
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -88,6 +88,27 @@ def tensors(state: object, path: str = "") -> list[tuple[str, torch.Tensor]]:
     for key, value in _children(state) or []:
         pairs += tensors(value, f"{path}.{key}" if path else key)
     return pairs
+
+
+def overlapping(named: Sequence[tuple[str, torch.Tensor]]) -> list[list[str]]:
+    """Group the names of tensors that have bytes in common; of one that is not dense the first."""
+    groups: list[list[str]] = []
+    end = 0
+    for start, stop, name in sorted(_span(tensor, name) for name, tensor in named):
+        if start < min(stop, end):
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+        end = max(end, stop)
+    return [sorted(names) for names in groups if len(names) > 1]
+
+
+def _span(tensor: torch.Tensor, name: str) -> tuple[int, int, str]:
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+    if not has_plain_memory(local) or not local.numel():
+        return 0, 0, name
+    count = local.numel() if local.is_contiguous() else 1
+    return local.data_ptr(), local.data_ptr() + count * local.element_size(), name
 
 
 def _children(state: Any) -> list[tuple[str, Any]] | None:  # noqa: ANN401  any state tree

@@ -151,6 +151,11 @@ class Job:
                 groups.setdefault(parameter.data_ptr(), []).append(name)
         return sorted(sorted(names) for names in groups.values() if len(names) > 1)
 
+    def overlaps(self) -> Ties:
+        """Return the groups of leaves, of any component, whose elements share memory."""
+        parts = {name: part.state_dict() for name, part in self.components.items()}
+        return digests.overlapping(digests.tensors(parts))
+
     def perturb(self) -> None:
         """Change model, optimizers and EMA in place; draw from every generator.
 

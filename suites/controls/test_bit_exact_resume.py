@@ -273,6 +273,19 @@ def test_tied_parameters_are_still_tied(subject: Subject) -> None:
         raise Violation("ties are lost", evidence={"before": golden.ties, "after": ties})
 
 
+@check("CKC-RTRP-014")
+def test_what_was_apart_is_apart_after_the_load(subject: Subject) -> None:
+    """Tensors that had memory of their own before the save have it after the load.
+
+    Why: who stores equal tensors once, by their content, hands one tensor out for all of them. Step
+    counters of an optimizer are equal: one is then counted up once for each parameter (O06).
+    How: list the tensors of all components whose bytes overlap, at the end of the run that never
+    stopped, and of one that resumed.
+    """
+    resumption.arrive(subject)
+    resumption.apart(subject)
+
+
 @check("CKC-RTRP-006")
 def test_extra_state_of_modules_comes_back(subject: Subject) -> None:
     """What a module gives by get_extra_state comes back.

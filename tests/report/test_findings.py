@@ -152,6 +152,10 @@ def test_several_managers_take_a_few_lines_each(result: Result) -> None:
     lines = text.strip().splitlines()
     assert lines[0].startswith("✗ toy: Not certified")
     assert lines[2] == "  ✗ CKC-IOER-001 CKC-IOER-001 is broken"
-    assert lines[4] == "  ✗ CKC-ATOM-002 same blame as CKC-ATOM-001"
+    assert lines[3].startswith("      fix: ")
+    assert lines[4].startswith("      reproduce: ckpt-conformance certify toy --only CKC-IOER-001 ")
+    assert "  ✗ CKC-ATOM-002 same blame as CKC-ATOM-001" in lines
     assert lines[-1] == "  report: reports/toy/report.html"
-    assert len(lines) == 3 + files.BRIEFLY
+    told = [line for line in lines if line.startswith(("  ✗", "  ?"))]
+    assert len(told) == files.BRIEFLY
+    assert text.count("reproduce: ") == 1
