@@ -232,3 +232,13 @@ def test_weights_of_an_old_torch_are_not_passed_over(tmp_path: Path) -> None:
     report = only(tmp_path)
     assert told(report) == [(Kind.UNKNOWN, "pytorch_model.bin")]
     assert "before 1.6" in report.findings[0].what
+
+
+def test_of_many_files_that_are_missing_a_thousand_are_told(tmp_path: Path) -> None:
+    """A name may claim any number of files: a flip in one made 80,001 of 1."""
+    (tmp_path / "config.json").write_text("{}")
+    torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model-00001-of-80001.bin")
+    (report,) = judge(tmp_path).reports
+    missing = [one.what for one in report.findings if one.kind is Kind.MISSING]
+    assert "this file and 78,999 more are missing of 80,001" in missing
+    assert len(missing) < 1_010

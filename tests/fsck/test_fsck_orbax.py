@@ -12,6 +12,7 @@ import struct
 from typing import TYPE_CHECKING
 
 import pytest
+import unsafe_corpus as evil
 from fsspec.implementations.memory import MemoryFileSystem
 from url_stores import upload
 
@@ -105,6 +106,14 @@ def test_metadata_only_reads_no_chunk(golden: Path) -> None:
     chunk.write_bytes(bytes(len(chunk.read_bytes())))
     assert judge(golden / "zarr2", Options(metadata_only=True)).state is State.WHOLE
     assert judge(golden / "zarr2").state is State.DAMAGED
+
+
+@pytest.mark.parametrize("asked", [Options(metadata_only=True), Options(sample=0.3)])
+def test_what_runs_in_the_place_of_a_chunk_is_unsafe(golden: Path, asked: Options) -> None:
+    """The chunk is not unpacked then, and `torch.load` of this file would run it."""
+    evil.zipped(golden / "zarr2/moment/0.0", evil.system(golden / "ran") + b".")
+    assert judge(golden / "zarr2", asked).state is State.UNSAFE
+    assert not (golden / "ran").exists()
 
 
 # -- a save that did not end -----------------------------------------------------------------------

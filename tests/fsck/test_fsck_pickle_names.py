@@ -31,7 +31,7 @@ from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.pickled import pickles
 from ckpt_conformance.fsck.pickled.asked import Asked
 from ckpt_conformance.fsck.pickled.pickle_values import Name
-from ckpt_conformance.fsck.source.findings import Finding, Kind, State, allowed
+from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, State, allowed
 from ckpt_conformance.fsck.source.trust import Trust
 
 if TYPE_CHECKING:
@@ -271,3 +271,13 @@ def test_a_name_that_is_not_known_is_told_without_a_claim_and_with_the_way_out()
     assert (kind, name) == (Kind.UNSAFE, "joblib.numpy_pickle.NumpyArrayWrapper")
     assert "not in fsck's list" in text
     assert "--allow-name NAME" in text
+
+
+@pytest.mark.parametrize("code", [b"R", b"\x81"])
+@pytest.mark.parametrize("args", [b"]", b"N", b"ccollections\nOrderedDict\n"])
+def test_arguments_that_are_no_tuple_are_refused_as_python_does(code: bytes, args: bytes) -> None:
+    data = b"\x80\x02ccollections\nOrderedDict\n" + args + code + b"."
+    with pytest.raises((TypeError, pickle.UnpicklingError)):
+        pickle.loads(data)  # noqa: S301  ours
+    with pytest.raises(Malformed, match="as arguments"):
+        pickles.load(data)

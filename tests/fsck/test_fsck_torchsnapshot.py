@@ -7,10 +7,12 @@ import shutil
 import struct
 import sys
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import unsafe_corpus as evil
 from fsspec.implementations.memory import MemoryFileSystem
 from url_stores import upload
 
@@ -25,7 +27,6 @@ from ckpt_conformance.fsck.source.places import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ckpt_conformance.fsck.source.findings import Finding, Report
 
@@ -296,3 +297,11 @@ def test_nan_is_counted_in_raw_tensors(golden: Path) -> None:
     plant(golden / "step_1", "0/model/weight", float("nan"))
     (report,) = judge(golden / "step_1", Options(nan=True)).reports
     assert [(one.tensor, one.nan) for one in report.not_finite or ()] == [("model.weight", 1)]
+
+
+def test_what_runs_in_the_place_of_a_tensor_is_unsafe(golden: Path) -> None:
+    """Of tensors as they lie in memory the size is all that is known: a pickle can have it."""
+    (path,) = (golden / "step_1/batched").iterdir()
+    pickled = evil.TWO + evil.system(Path("ran")) + b"."
+    path.write_bytes(pickled.ljust(path.stat().st_size, b"\0"))
+    assert only(golden / "step_1").state is State.UNSAFE

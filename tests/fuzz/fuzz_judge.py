@@ -167,7 +167,9 @@ def _loads_of(candidate: Candidate, changed: set[str]) -> Iterator[tuple[str, Pa
         if part.form in (Format.DCP, Format.ORBAX, Format.HF_SHARDS):
             inside = [path for path in changed if path.startswith(part.base)]
             if part.form is Format.HF_SHARDS:
-                ours = [path for path in inside if path.endswith(".safetensors")]
+                # Nothing tells that the file with the highest number is gone (docs/fsck.md).
+                there = [path for path in inside if (candidate.root / path).exists()]
+                ours = [path for path in there if path.endswith(".safetensors")]
                 yield from ((how, candidate.root / path, part) for path in ours)
             elif part.form is Format.ORBAX:
                 items = {_OF_DATABASE.sub("", path).rpartition("/")[0] for path in inside}

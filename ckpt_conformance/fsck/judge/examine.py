@@ -192,17 +192,23 @@ def _part(context: Context, candidate: Candidate, part: Part) -> list[Work]:
     return works
 
 
+_MOST_LOST = 1_000  # files that are told by name: a name may claim any number of them
+
+
 def _ranks(candidate: Candidate, folder: Folder, report: Report) -> None:
     """Report which files of a numbered set are missing, unless an index said so."""
     known = {finding.file for finding in report.findings}
     lost = list(names.missing(candidate.files))
     if candidate.layout in siblings.OF_A_SCRIPT:
         lost += names.missing_ranks(candidate.files)
-    for name, total in lost:
-        is_beside = candidate.is_alone and folder.entry(name) is not None
-        if name not in known and not is_beside:
-            what = f"the file is missing: one of {total} that belong together"
-            report.say(Kind.MISSING, name, what)
+    if candidate.is_alone:
+        lost = [one for one in lost if folder.entry(one[0]) is None]
+    lost = [one for one in lost if one[0] not in known]
+    for name, total in lost[:_MOST_LOST]:
+        report.say(Kind.MISSING, name, f"the file is missing: one of {total} that belong together")
+    if left := lost[_MOST_LOST:]:
+        what = f"this file and {len(left) - 1:,} more are missing of {left[0][1]:,}"
+        report.say(Kind.MISSING, left[0][0], what)
     if report.world_size is None:
         report.world_size = names.world_size(candidate.files)
 

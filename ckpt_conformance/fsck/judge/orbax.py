@@ -16,6 +16,7 @@ from ckpt_conformance.fsck.code import any_file
 from ckpt_conformance.fsck.formats import ocdbt, orbax, zarr, zstd
 from ckpt_conformance.fsck.judge.looks import look, other_part
 from ckpt_conformance.fsck.judge.parts import json_part
+from ckpt_conformance.fsck.judge.reference import look_at_files
 from ckpt_conformance.fsck.source.findings import (
     Finding,
     Kind,
@@ -334,7 +335,16 @@ def _arrays(item: _Item, tree: orbax.Tree | None, *, can_read: bool) -> list[Wor
         except (OSError, Malformed) as error:
             bad = unreadable(item.base + file, error)
             item.context.report.findings.append(replace(bad, tensors=names))
-    return _works(item, good) if can_read and item.context.sizes.reads_payload else []
+    if not can_read:
+        return []
+    works = _works(item, good) if item.context.sizes.reads_payload else []
+    return works if item.context.sizes.is_whole else [*works, _looks(item, good)]
+
+
+def _looks(item: _Item, good: list[_Chunk]) -> Work:
+    """Look for code in the files of chunks that are not all unpacked: none of it is a chunk."""
+    files = sorted({chunk.value.file for chunk in good})
+    return Work(0, partial(look_at_files, item.context, item.base, files), is_look=True)
 
 
 def _absent(item: _Item, tree: orbax.Tree) -> None:

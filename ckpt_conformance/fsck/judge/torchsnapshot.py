@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import dcp, torchsnapshot
 from ckpt_conformance.fsck.judge.dcp_folder import check_items
-from ckpt_conformance.fsck.judge.looks import other_part
+from ckpt_conformance.fsck.judge.looks import look, other_part
 from ckpt_conformance.fsck.judge.parts import torch_part
 from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, Report
 from ckpt_conformance.fsck.source.source import Absent
@@ -72,6 +72,8 @@ def _file(context: Context, base: str, stored: Sequence[Stored]) -> list[Work]:
     _sizes(context, name, stored, size)
     _apart(context, name, stored)
     works: list[Work] = []
+    if all(one.serializer != torchsnapshot.PICKLED for one in stored) or not context.sizes.is_whole:
+        look(context, name)  # of tensors as they lie in memory nothing else is read
     if any(one.serializer == torchsnapshot.PICKLED and one.end is None for one in stored):
         works += _pickled(context, name)
     items = [
