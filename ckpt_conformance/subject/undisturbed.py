@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.contract.verdicts import Violation, control_failed
 from ckpt_conformance.harness.messages import Run, RunResult
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
@@ -23,8 +23,9 @@ def saves_leave_the_run(subject: Subject) -> None:
     """Raise Violation where a run that saves ends in another state than the run that does not."""
     plain = subject.execute(Run(until=_END, final=True))
     saved = subject.execute(Run(until=_END, save_at=(_SAVE,), final=True))
-    if not (plain.went_well and saved.went_well):
-        return
+    for result, what in ((plain, "without a save"), (saved, "with one")):
+        if not result.went_well:
+            raise control_failed(f"a run {what} does not end well: {subject.tell(result)}")
     left, right = plain.of(RunResult).final or {}, saved.of(RunResult).final or {}
     if differing := oracle.differences(right, left, set(left)):
         message = "a run that saves is not the run that does not"
