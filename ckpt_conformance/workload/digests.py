@@ -104,11 +104,10 @@ def overlapping(named: Sequence[tuple[str, torch.Tensor]]) -> list[list[str]]:
 
 
 def _span(tensor: torch.Tensor, name: str) -> tuple[int, int, str]:
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-    if not has_plain_memory(local) or not local.numel():
+    if not has_plain_memory(tensor) or not tensor.numel():
         return 0, 0, name
-    count = local.numel() if local.is_contiguous() else 1
-    return local.data_ptr(), local.data_ptr() + count * local.element_size(), name
+    count = tensor.numel() if tensor.is_contiguous() else 1
+    return tensor.data_ptr(), tensor.data_ptr() + count * tensor.element_size(), name
 
 
 def _children(state: Any) -> list[tuple[str, Any]] | None:  # noqa: ANN401  any state tree

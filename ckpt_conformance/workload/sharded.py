@@ -372,6 +372,11 @@ class ShardedJob:
             groups.setdefault(id(parameter), []).append(name)
         return sorted(sorted(names) for names in groups.values() if len(names) > 1)
 
+    def overlaps(self) -> Ties:
+        """Return the groups of leaves whose parts on this rank share memory."""
+        parts = {name: part.state_dict() for name, part in self.components.items()}
+        return digests.overlapping(digests.tensors(local_parts(parts)))
+
     def perturb(self) -> None:
         """Change this rank's part of every tensor in place; draw from every generator."""
         for part in self.components.values():
