@@ -355,6 +355,8 @@ class Judge:
                 return
             names = {Name(*name.split("\n", 1)) for name in told["names"]}
             names -= dcp._ALLOWED if path.name.endswith(dcp.METADATA) else set()
+            # A module of another name has no file that an import looks for.
+            names = {one for one in names if all(map(str.isidentifier, one.module.split(".")))}
             for kind, text, name in judge_names(Asked(names=names), ("__torch__",)):
                 if kind is Kind.UNSAFE:
                     yield Fault("runs", f"{how} asks for {name}", f"{path}: the load {text}")
