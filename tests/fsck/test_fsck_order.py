@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from ckpt_conformance.fsck.judge.ages import Age, newest_first
 from ckpt_conformance.fsck.judge.gate import judge_newest
 from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.layouts import step_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -285,3 +286,27 @@ def test_names_that_count_steps_are_believed(name: str, numbers: list[int], tmp_
     for number, step in zip(numbers, [200, 100], strict=True):
         write(tmp_path, name.format(number), step=step)
     assert newest(tmp_path) == name.format(numbers[1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("my model step {}.pt", "model@{}.pt", "weights_after_{}_steps.pt", "{}steps.pt"),
+        *("net-{}-iters.pth", "model ({}).pt", "model#{}.pt", "step+{}.pt", "model[{}].pt"),
+        *("it{}.pt", "gs{}.pt", "e{}_loss0.52.pth", "run {} epochs.pt"),
+    ],
+)
+def test_a_file_for_each_step_is_a_checkpoint_however_the_number_is_set_off(
+    name: str, tmp_path: Path
+) -> None:
+    for step in (100, 200, 300):
+        torch.save({"model": {"a": torch.ones(2)}, "step": step}, tmp_path / name.format(step))
+    last = tmp_path / name.format(300)
+    last.write_bytes(last.read_bytes()[:200])
+    assert len(judge(tmp_path).reports) == 3
+    assert newest(tmp_path) == name.format(200)
+
+
+def test_a_copy_that_a_browser_numbered_is_no_step() -> None:
+    assert step_names.step_of("model (1).pt") is None
+    assert step_names.step_of("unit300.pt") is None

@@ -22,15 +22,21 @@ _SHARD = re.compile(
 )
 # Of experts and of contexts; where no other part is named, an epoch and a checkpoint.
 _MAYBE_PART = re.compile(r"(?:^|[._-])[ec]p[_-]?\d+(?:[_-]of[_-]\d+)?")
-_WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch"
+_WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch|(?<![a-z])(?:itr?|gs)"
+# What may stand around a number; `model (1).pt` is a copy that a browser or a file manager made.
+_BEFORE, _AFTER = r"(?:[-_=+:#@ [{]|\((?=\d\d))", r"[-_.)\]} ]"
 _STEP = (
-    re.compile(rf"(?:{_WORDS})[-_=]?(\d{{1,18}})(?:([km])(?![a-z0-9]))?", re.IGNORECASE),
-    re.compile(r"(?:checkpoint|ckpt)[-_=](\d{1,18})(?:([kKmM])(?![a-zA-Z0-9]))?"),
+    re.compile(rf"(?:{_WORDS}){_BEFORE}{{0,2}}(\d{{1,18}})(?:([km])(?![a-z0-9]))?", re.IGNORECASE),
+    re.compile(rf"(?:checkpoint|ckpt){_BEFORE}(\d{{1,18}})(?:([kKmM])(?![a-zA-Z0-9]))?"),
     re.compile(r"^(?:checkpoint|ckpt|ck|chk|snapshot|snap|save)(\d{1,18})()$"),
     re.compile(r"(?:^|[-_.])slot[-_]?(\d{1,18})()$"),
     re.compile(r"(?:dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})()"),
     re.compile(r"(?<![a-zA-Z])ba[-_=]?(\d{1,18})()"),
     re.compile(r"tokens?[-_=]?(\d{1,18})(?:([kmbt])(?![a-z0-9]))?", re.IGNORECASE),
+    re.compile(
+        r"(?<![\d.])(\d{1,18})()[-_ ]?(?:global_?)?(?:steps?|iter(?:ation)?s?)(?![a-z\d])",
+        re.IGNORECASE,
+    ),
 )
 _ROUND = re.compile(
     rf"(?:(?:{_WORDS}|tokens?)[-_=]?|(?:checkpoint|ckpt)[-_=])"
@@ -38,14 +44,17 @@ _ROUND = re.compile(
     re.IGNORECASE,
 )
 _EPOCH = (
-    re.compile(r"(?:epoch|(?<![a-zA-Z])ep|^e(?=\d+$))[-_=]?(\d{1,18})()", re.IGNORECASE),
-    re.compile(r"(?<!\d)(\d{1,18})()[-_]?epochs?(?![a-z\d])", re.IGNORECASE),
+    re.compile(
+        rf"(?:epoch|(?<![a-zA-Z])ep|^e(?=\d+(?:$|[-_ ]))){_BEFORE}{{0,2}}(\d{{1,18}})()",
+        re.IGNORECASE,
+    ),
+    re.compile(r"(?<!\d)(\d{1,18})()[-_ ]?epochs?(?![a-z\d])", re.IGNORECASE),
     re.compile(r"^(\d{1,18})()_net_"),
 )
 _PAIR = re.compile(
     r"(?:^|[-_.])e(\d{1,18})[-_.]?[sb](\d{1,18})(?=$|[-_.])|^checkpoint_(\d{1,18})_(\d{1,18})$"
 )
-_AT_END = re.compile(r"(?:(?:^|[-_.=])|(?<=[a-zA-Z])(?=\d{4}))(\d{1,18})()[-_.]*$")
+_AT_END = re.compile(rf"(?:(?:^|{_BEFORE}|\.)|(?<=[a-zA-Z])(?=\d{{4}}))(\d{{1,18}})(){_AFTER}*$")
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NO_STEP = re.compile(
     r"(?<!\d)\d{4}([-_.])\d\d\1\d\d(?:[-_T ]\d\d[-_.:h]?\d\d(?:[-_.:]?\d\d)?)?(?!\d)"  # a date
