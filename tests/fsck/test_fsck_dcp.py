@@ -274,3 +274,15 @@ def test_metadata_that_call_their_class_are_damage(original: Path, tmp_path: Pat
     (report,) = judge(copy).reports
     assert report.state is State.DAMAGED
     assert "it calls Metadata" in report.findings[0].what
+
+
+@pytest.mark.parametrize("name", [".metadata.bak", ".metadata.tmp", ".metadata~"])
+def test_a_copy_of_the_metadata_asks_for_what_metadata_asks_for(
+    name: str, original: Path, tmp_path: Path
+) -> None:
+    step = tmp_path / "step_3"
+    shutil.copytree(original, step)
+    shutil.copyfile(step / ".metadata", step / name)
+    assert judge(step).state is State.WHOLE
+    (step / name).write_bytes(b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00:)\x85R.")
+    assert judge(step).state is State.UNSAFE

@@ -242,3 +242,32 @@ def test_of_many_files_that_are_missing_a_thousand_are_told(tmp_path: Path) -> N
     missing = [one.what for one in report.findings if one.kind is Kind.MISSING]
     assert "this file and 78,999 more are missing of 80,001" in missing
     assert len(missing) < 1_010
+
+
+@pytest.mark.parametrize("lost", [0, 2, 3])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_file_of_some_that_a_script_numbers_is_missed(
+    lost: int, first: int, tmp_path: Path
+) -> None:
+    """Of those that are counted from 1 the one with the number 0 was never there."""
+    for number in range(first, first + 4):
+        torch.save({"a": torch.ones(2)}, tmp_path / f"model_rank_{number}_of_4.pt")
+    assert judge(tmp_path).state is State.WHOLE
+    gone = tmp_path / f"model_rank_{first + lost}_of_4.pt"
+    gone.unlink()
+    (report,) = judge(tmp_path).reports
+    missing = [one.file for one in report.findings if one.kind is Kind.MISSING]
+    # From 0 on the rest may as well be counted from 1: then it is the last that is gone.
+    assert missing == [gone.name if first or lost else "model_rank_4_of_4.pt"]
+
+
+@pytest.mark.parametrize("ending", ["_.gstmp", ".crdownload", ".aria2", ".tmp"])
+def test_a_file_that_a_download_left_means_the_one_that_is_missing(
+    ending: str, tmp_path: Path
+) -> None:
+    step = tmp_path / "step_1"
+    step.mkdir()
+    torch.save({"model": {"a": torch.ones(2)}}, step / "model.pt")
+    (step / f"optimizer.pt{ending}").write_bytes(b"PK\x03\x04")
+    (report,) = judge(tmp_path).reports
+    assert [one.file for one in report.findings if one.kind is Kind.MISSING] == ["optimizer.pt"]

@@ -8,7 +8,7 @@ writes is damage: stock DCP would import and call it. Each item of a shard is an
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck.formats import cover, safetensors_file
@@ -192,6 +192,11 @@ def _metadata(root: object, asked: Asked) -> Metadata:
     for key, _ in places:
         metadata.problems.append(Problem(key, f"{clip(key)} is stored, and nothing describes it"))
     return metadata
+
+
+def without_its_own(asked: Asked) -> Asked:
+    """Leave out the names that the metadata of a save is made of."""
+    return replace(asked, names=asked.names - _ALLOWED)
 
 
 def _check_asked(asked: Asked) -> None:

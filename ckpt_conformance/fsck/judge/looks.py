@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.code import any_file, any_script
 from ckpt_conformance.fsck.formats import (
+    dcp,
     torch_file,
     torchscript,
     written_names,
@@ -190,7 +191,12 @@ def _stream_of(folder: Folder, name: str) -> torch_file.Stream | None:
 
 
 def _names_of(name: str, stream: torch_file.Stream) -> list[Finding]:
+    asked = stream.asked
+    if name.rpartition("/")[2].startswith(
+        dcp.METADATA
+    ):  # a copy of it, or one that was not renamed
+        asked = dcp.without_its_own(asked)
     return [
         Finding(kind, name, f"it {text}", name=asked_for)
-        for kind, text, asked_for in written_names.judge_names(stream.asked, (torch_file.SCRIPT,))
+        for kind, text, asked_for in written_names.judge_names(asked, (torch_file.SCRIPT,))
     ]

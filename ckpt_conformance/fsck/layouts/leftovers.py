@@ -13,7 +13,7 @@ _TEMPORARY = (  # of one file: its own name is the group
         rf"(.+\.{_ENDINGS})\.(?=\d*[a-fA-F])[0-9a-fA-F]{{8}}"
     ),  # aws s3; digits alone are a date
     re.compile(
-        rf"[._]?(?:tmp[._-])?(.+\.{_ENDINGS})(?:\.[0-9a-f]{{8}})?[._-](?:{_UNDER_WAY}|part|filepart|gstmp)"
+        rf"[._]?(?:tmp[._-])?(.+\.{_ENDINGS})(?:\.[0-9a-f]{{8}})?[._-]{{1,2}}(?:{_UNDER_WAY}|part|filepart|gstmp|crdownload|download|aria2)"
     ),
 )
 _LEFTOVER = re.compile(

@@ -170,6 +170,10 @@ _MOST_RANKS = 100_000  # a name may claim any number
 _RANK = re.compile(r"(?P<head>.*world_size_)(?P<all>\d+)(?P<middle>_rank_)(?P<one>\d+)(?P<tail>.*)")
 _OF = "-of-"
 _NUMBERED = re.compile(rf"(?P<head>.*-)(?P<one>\d+)(?P<middle>{_OF})(?P<all>\d+)(?P<tail>\..*)")
+_OF_SOME = re.compile(  # a script's own: model_rank_3_of_4.pt, shard-0-of-8.safetensors
+    r"(?P<head>(?:.*[._/-])?(?:rank|shard|part|split)[_-]?)(?P<one>\d{1,6})"
+    r"(?P<middle>[_-]of[_-])(?P<all>\d{1,6})(?P<tail>\.[^/]*)"
+)
 _OF_A_GRID = tuple(  # Picotron's: weights_tp_rank_world_size=0_2_pp_rank_world_size=0_1.pth
     re.compile(
         rf"(?P<head>(?:.*_)?{axis}_rank_world_size=)(?P<one>\d+)(?P<middle>_)(?P<all>\d+)(?P<tail>\D.*)"
@@ -225,16 +229,16 @@ def missing(names: Iterable[str]) -> Iterator[tuple[str, int]]:
     for name in names:
         if is_shard(name.rpartition("/")[2]):
             continue  # a rank may have none of a number
-        for pattern in (_RANK, _NUMBERED, *_OF_A_GRID):
+        for pattern in (_RANK, _OF_SOME if _OF_SOME.fullmatch(name) else _NUMBERED, *_OF_A_GRID):
             match = pattern.fullmatch(name)
             if match and int(match["all"]) <= _MOST_RANKS:
-                width = len(match["one"]) if pattern is _NUMBERED else 0
+                width = len(match["one"]) if pattern in (_NUMBERED, _OF_SOME) else 0
                 parts = (match["head"], match["all"], match["middle"], match["tail"])
                 groups[*parts, "" if pattern is _RANK else "before", str(width)].add(name)
     for (head, total, middle, tail, is_before, digits), there in sorted(groups.items()):
         first, count = 0, int(total)
         zeroth = "".join((head, f"{0:0{digits}d}", middle, total, tail))
-        if middle == _OF and zeroth not in there:  # nanotron counts from 0
+        if "of" in middle and zeroth not in there:  # nanotron counts from 0
             first = 1
         for number in range(first, first + count):
             own = f"{number:0{digits}d}"
