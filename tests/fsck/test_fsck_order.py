@@ -310,3 +310,16 @@ def test_a_file_for_each_step_is_a_checkpoint_however_the_number_is_set_off(
 def test_a_copy_that_a_browser_numbered_is_no_step() -> None:
     assert step_names.step_of("model (1).pt") is None
     assert step_names.step_of("unit300.pt") is None
+
+
+def test_files_of_fairseq_are_ordered_by_their_updates(tmp_path: Path) -> None:
+    """`checkpoint3.pt` is of the end of epoch 3, `checkpoint_3_250.pt` of update 250 in it."""
+    updates = {"checkpoint_2_150": 150, "checkpoint_3_250": 250, "checkpoint3": 300}
+    for name, count in {**updates, "checkpoint_best": 150, "checkpoint_last": 300}.items():
+        state = {"model": {"w": torch.ones(2)}, "optimizer_history": [{"num_updates": count}]}
+        torch.save(state, tmp_path / f"{name}.pt")
+        os.utime(tmp_path / f"{name}.pt", (1, 1))
+    assert newest(tmp_path) in {"checkpoint3.pt", "checkpoint_last.pt"}
+    (tmp_path / "checkpoint3.pt").unlink()
+    (tmp_path / "checkpoint_last.pt").unlink()
+    assert newest(tmp_path) == "checkpoint_3_250.pt"

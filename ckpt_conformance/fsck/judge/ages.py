@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 COUNTERS = ("global_steps", "global_step", "iteration", "step")
 """Under which keys files of `torch.save` count their steps."""
+UPDATES = "num_updates"
+"""The same of fairseq, whose names say an epoch, or an epoch and a step."""
 _EPOCH = "epoch"
 _FIRST, _MOST_SLOTS = (0, 1), 16  # of the numbers of files that are written by turns
 
@@ -62,6 +64,9 @@ def age_of(name: str, said: int | None, facts: Iterable[Facts], time: float) -> 
     epoch, step = step_names.moment_of(name)
     facts = list(facts)
     resumable = has_optimizer(facts)
+    updates = _agreed(one.number(UPDATES) for one in facts)
+    if updates is not None:
+        return Age(None, updates, time, resumable, inside=updates)
     counted = _agreed(one.number(_EPOCH) for one in facts)
     inside = step_inside(facts)
     if step is not None:

@@ -15,6 +15,7 @@ from ckpt_conformance.fsck.formats import (
     safetensors_file,
     torch_file,
 )
+from ckpt_conformance.fsck.judge.ages import UPDATES
 from ckpt_conformance.fsck.judge.looks import no_archive
 from ckpt_conformance.fsck.judge.roles import held
 from ckpt_conformance.fsck.source.findings import (
@@ -34,6 +35,7 @@ from ckpt_conformance.fsck.source.untrusted import (
     clip,
     is_dict,
     is_json_lines,
+    is_list,
     object_or_empty,
     parse_any_json,
 )
@@ -80,13 +82,20 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
 
 
 def facts_of(name: str, tree: object) -> dict[str, Facts]:
-    """Note what the top of a structure says, by the name of its file; nothing of a large one."""
+    """Note what the top of a structure says, by the name of its file; nothing of a large one.
+
+    Of fairseq how many updates there were: it counts them in the history of its optimizers.
+    """
     if not is_dict(tree) or len(tree) > _MOST_FACTS:
         return {}
     values = {
         str(key): value if isinstance(value, bool | int | float | str) else None
         for key, value in tree.items()
     }
+    history = tree.get("optimizer_history")
+    if is_list(history) and history and is_dict(last := history[-1]):
+        updates = last.get(UPDATES)
+        values[UPDATES] = updates if type(updates) is int else None
     if name.endswith("_model_states.pt"):
         return {name: Facts(values, *_zero_facts(tree))}
     return {name: Facts(values)}
