@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -169,15 +170,34 @@ def pipeline(run: Path) -> None:
     parts = {"unet": ["diffusers", "UNet2DConditionModel"], "vae": ["diffusers", "AutoencoderKL"]}
     index = {"_class_name": "Pipeline", **parts, "safety_checker": [None, None], "fast": True}
     (run / "model_index.json").write_text(json.dumps(index))
+    for part in parts:
+        (run / part / "config.json").write_text("{}")
 
 
 def test_a_pipeline_of_diffusers_is_one_checkpoint(tmp_path: Path) -> None:
     pipeline(tmp_path / "pipe")
     assert newest(tmp_path) == "pipe"
-    (tmp_path / "pipe" / "vae" / "model.safetensors").unlink()
+    shutil.rmtree(tmp_path / "pipe" / "vae")
     report = reports(tmp_path)["pipe"]
     assert report.state is State.INCOMPLETE
     assert [one.file for one in report.findings] == ["vae/"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "told"),
+    [
+        ("vae/model.safetensors", "vae/diffusion_pytorch_model.safetensors"),
+        ("vae/config.json", "vae/config.json"),
+    ],
+)
+def test_a_part_of_a_pipeline_needs_weights_and_what_says_of_which_model_they_are(
+    gone: str, told: str, tmp_path: Path
+) -> None:
+    pipeline(tmp_path / "pipe")
+    (tmp_path / "pipe" / gone).unlink()
+    report = reports(tmp_path)["pipe"]
+    assert report.state is State.INCOMPLETE
+    assert [one.file for one in report.findings if one.kind is Kind.MISSING] == [told]
 
 
 def test_a_pipeline_with_steps_of_its_training_in_it_is_a_run(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ _VOCABULARIES = {
     *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("source.spm", "target.spm", "vocab.bpe", "bpe.codes", "dict.txt"),
 }
+_TEXTS = (".json", ".txt", ".md", ".model", ".jinja")  # of a part of a pipeline: no weights
 _MOST_LOOKED_AT = 1 << 16  # bytes
 _ADAPTER = re.compile(r"adapter_model\.(?:safetensors|bin)")
 _STEMS = re.compile(
@@ -112,7 +113,7 @@ def _indexes(candidate: Candidate, report: Report) -> None:
 
 
 def _pipelines(candidate: Candidate, folder: Folder, report: Report) -> None:
-    """Report the folders of a pipeline of diffusers that its index names, and that are not there.
+    """Report what is not there of the parts that the index of a pipeline of diffusers names.
 
     An entry is a library and a class; without a class the part is left out on purpose.
     """
@@ -127,10 +128,23 @@ def _pipelines(candidate: Candidate, folder: Folder, report: Report) -> None:
         head = f"{base}/" if base else ""
         for part, value in index.items():
             is_part = isinstance(value, list) and len(value) == 2 and all(value)  # noqa: PLR2004
-            has_any = any(one.startswith(f"{head}{part}/") for one in candidate.files)
-            if is_part and not part.startswith("_") and not has_any:
-                why = f"{PIPELINE} names this part, and its folder is not there"
-                report.say(Kind.MISSING, f"{head}{part}/", why)
+            if is_part and not part.startswith("_"):
+                _part_of_pipeline(candidate, f"{head}{part}/", report)
+
+
+def _part_of_pipeline(candidate: Candidate, base: str, report: Report) -> None:
+    """Report a folder that is not there, a model without its weights, and weights alone."""
+    own = [name.removeprefix(base) for name in candidate.files if name.startswith(base)]
+    if not own:
+        report.say(Kind.MISSING, base, f"{PIPELINE} names this part, and its folder is not there")
+        return
+    has_weights = any(not name.endswith(_TEXTS) for name in own)
+    if has_weights and any(map(_STEMS.fullmatch, own)) and _CONFIG not in own:
+        why = "it is read before the weights beside it, and says which model they are of"
+        report.say(Kind.MISSING, base + _CONFIG, why)
+    elif _CONFIG in own and not has_weights:
+        why = f"{_CONFIG} says which model this is, and no file has its weights"
+        report.say(Kind.MISSING, f"{base}diffusion_pytorch_model.safetensors", why)
 
 
 def _adapters(candidate: Candidate, folder: Folder, report: Report) -> None:
