@@ -13,6 +13,7 @@ from ckpt_conformance.harness.messages import (
     EmergencySave,
     ExitKind,
     Load,
+    LoadResult,
     Options,
     Probe,
     ProbeResult,
@@ -113,6 +114,9 @@ def test_a_step_that_is_saved_after_going_back_is_there(subject: Subject) -> Non
     result = subject.execute(Run(until=4, save_at=(2, 4)), *back)
     if not result.reached(SaveResult):
         raise trouble(subject, result)
+    if (given := result.of(LoadResult).step) != 2:  # noqa: PLR2004  the step that was asked for
+        reason = f"a load of step 2 gives step {given}"
+        raise controls.blame(subject, reason, test_each_declared_capability_works)
     if error := result.of(SaveResult).error:
         raise NotApplicable(f"it refuses a step below the newest: {error.message}")
     listed = subject.steps()
