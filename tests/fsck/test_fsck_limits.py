@@ -47,7 +47,7 @@ def test_json_of_too_many_values_is_a_finding(sort: str, tmp_path: Path) -> None
     step.mkdir()
     text = SORTS[sort](MANY)
     (step / "config.json").write_bytes(text)
-    (step / "model.safetensors").write_bytes(header({}))
+    (step / "a.safetensors").write_bytes(header({}))
     tracemalloc.start()
     report = only(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]

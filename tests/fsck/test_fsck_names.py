@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from unsafe_corpus import Evil
 
 from ckpt_conformance.fsck.judge.judge import judge
@@ -271,3 +272,24 @@ def test_a_file_that_a_download_left_means_the_one_that_is_missing(
     (step / f"optimizer.pt{ending}").write_bytes(b"PK\x03\x04")
     (report,) = judge(tmp_path).reports
     assert [one.file for one in report.findings if one.kind is Kind.MISSING] == ["optimizer.pt"]
+
+
+@pytest.mark.parametrize("value", ["{}", "[]", "null", '"x"', "3"])
+def test_a_state_of_the_trainer_that_it_cannot_read_is_damage(value: str, trainer: Path) -> None:
+    assert judge(trainer).state is State.WHOLE
+    (trainer / "trainer_state.json").write_text(value)
+    assert judge(trainer).state is State.DAMAGED
+
+
+@pytest.mark.parametrize("shape", [None, (0,)])
+def test_weights_of_a_library_without_an_element_are_missing(
+    shape: tuple[int] | None, trainer: Path
+) -> None:
+    """A load of them gives a model at random: nobody gathered them, or another rank has them."""
+    state = {} if shape is None else {"a": torch.ones(shape), "b": torch.ones(shape)}
+    save_file(state, trainer / "model.safetensors", metadata={"format": "pt"})
+    (report,) = judge(trainer).reports
+    assert report.state is State.INCOMPLETE
+    assert [one.file for one in report.findings if one.kind is Kind.MISSING] == [
+        "model.safetensors"
+    ]

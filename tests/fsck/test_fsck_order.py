@@ -293,7 +293,8 @@ def test_names_that_count_steps_are_believed(name: str, numbers: list[int], tmp_
     [
         *("my model step {}.pt", "model@{}.pt", "weights_after_{}_steps.pt", "{}steps.pt"),
         *("net-{}-iters.pth", "model ({}).pt", "model#{}.pt", "step+{}.pt", "model[{}].pt"),
-        *("it{}.pt", "gs{}.pt", "e{}_loss0.52.pth", "run {} epochs.pt"),
+        *("it{}.pt", "gs{}.pt", "e{}_loss0.52.pth", "run {} epochs.pt", "s{}.pt", "{}ep.pt"),
+        *("{}_updates.pt", "model.{}.steps.pt", "epoch {}.pt", "E{}_acc0.91.pt", "step~{}.pt"),
     ],
 )
 def test_a_file_for_each_step_is_a_checkpoint_however_the_number_is_set_off(

@@ -59,7 +59,7 @@ def of_shape(*sizes: int) -> bytes:
 def test_a_header_is_whole_if_the_library_loads_it(
     header: bytes, *, loaded: bool, tmp_path: Path
 ) -> None:
-    path = written(tmp_path / "model.safetensors", header)
+    path = written(tmp_path / "a.safetensors", header)
     assert loads(path) is loaded
     judged = judge(path)
     assert judged.state is (State.WHOLE if loaded else State.DAMAGED), judged.reports[0].findings

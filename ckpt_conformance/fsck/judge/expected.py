@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.source.findings import Facts, Report
     from ckpt_conformance.fsck.source.source import Folder
+    from ckpt_conformance.fsck.source.untrusted import Json
 
 
 class RuleFinding(NamedTuple):
@@ -121,15 +122,27 @@ def _pipelines(candidate: Candidate, folder: Folder, report: Report) -> None:
         base, _, last = name.rpartition("/")
         if last != PIPELINE:
             continue
-        try:
-            index = parse_json(folder.read(name, MOST_JSON))
-        except (OSError, Malformed):
-            continue  # who judges the file says it
+        index = _object_in(name, folder, report)
+        if index is None:
+            continue
+        if "_class_name" not in index:
+            why = "it has no _class_name, by which diffusers knows what to make: another's bytes?"
+            report.say(Kind.DAMAGED, name, why)
         head = f"{base}/" if base else ""
         for part, value in index.items():
             is_part = isinstance(value, list) and len(value) == 2 and all(value)  # noqa: PLR2004
             if is_part and not part.startswith("_"):
                 _part_of_pipeline(candidate, f"{head}{part}/", report)
+
+
+def _object_in(name: str, folder: Folder, report: Report) -> Json | None:
+    """Read a JSON file of a library; None where it is none, or holds something else."""
+    try:
+        return parse_json(folder.read(name, MOST_JSON))
+    except (OSError, Malformed):
+        if all(finding.file != name for finding in report.findings):  # else it has been said
+            report.say(Kind.DAMAGED, name, "it holds no JSON object, and its library reads one")
+        return None
 
 
 def _part_of_pipeline(candidate: Candidate, base: str, report: Report) -> None:
@@ -157,6 +170,8 @@ def _adapters(candidate: Candidate, folder: Folder, report: Report) -> None:
         if is_adapter and folder.entry(base + _ADAPTER_CONFIG) is None:
             why = "PEFT writes it beside the adapter, and loads none without it"
             report.say(Kind.MISSING, base + _ADAPTER_CONFIG, why)
+        elif is_adapter:
+            _object_in(base + _ADAPTER_CONFIG, folder, report)
 
 
 def _vocabularies(candidate: Candidate, folder: Folder, report: Report) -> None:
@@ -403,10 +418,13 @@ def _lightning(candidate: Candidate, report: Report) -> None:
 
 def _step(candidate: Candidate, report: Report) -> None:
     """Check the step that a file says against the name of the folder."""
-    for name, facts in report.facts.items():
-        if name.rpartition("/")[2] == _STATE and facts.values and _STEP not in facts.values:
+    said = {finding.file for finding in report.findings}
+    for name in candidate.files:
+        is_state = name.rpartition("/")[2] == _STATE and name not in said
+        if is_state and _STEP not in report.facts.get(name, NO_FACTS).values:
             why = f"it has no {_STEP}, which the Trainer always writes: another's bytes?"
             report.say(Kind.DAMAGED, name, why)
+    for name, facts in report.facts.items():
         step = facts.number(_STEP) if name.endswith("trainer_state.json") else None
         if None not in (step, candidate.step) and step != candidate.step:
             why = (

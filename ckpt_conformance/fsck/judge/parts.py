@@ -6,6 +6,7 @@ work that is left: bytes to hold against digests and CRCs.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ckpt_conformance.fsck.formats import (
 from ckpt_conformance.fsck.judge.ages import UPDATES
 from ckpt_conformance.fsck.judge.looks import no_archive
 from ckpt_conformance.fsck.judge.roles import held
+from ckpt_conformance.fsck.layouts import names
 from ckpt_conformance.fsck.source.findings import (
     Facts,
     Finding,
@@ -41,7 +43,7 @@ from ckpt_conformance.fsck.source.untrusted import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ckpt_conformance.fsck.judge.context import Context
 
@@ -71,6 +73,7 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
         report.findings += no_archive(folder, name, unreadable(name, error))
         return None
     report.tensors += len(archive.tensors)
+    _require_elements(context, name, (tensor.shape for tensor in archive.tensors))
     report.structure += archive.overhead
     known = facts_of(name, archive.tree).get(name, Facts())
     report.facts[name] = replace(known, held=inside)
@@ -146,7 +149,18 @@ def _header(context: Context, name: str) -> list[safetensors_file.Stored]:
         context.refuse(name, error)
         return []
     context.report.tensors += len(header)
+    _require_elements(context, name, (stored.shape for stored in header))
     return header
+
+
+def _require_elements(context: Context, name: str, shapes: Iterable[Sequence[int]]) -> None:
+    """Report weights of a library without an element: a load gives a model that nobody trained.
+
+    ZeRO-3 that was not gathered gives tensors of the shape [0], FSDP an empty dict on most ranks.
+    """
+    if names.is_weights(name.rpartition("/")[2]) and not any(map(math.prod, shapes)):
+        why = "no tensor in it has an element: were the weights not gathered, or saved elsewhere?"
+        context.report.say(Kind.MISSING, name, why)
 
 
 def json_part(context: Context, name: str) -> None:

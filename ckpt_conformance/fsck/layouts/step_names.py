@@ -24,17 +24,18 @@ _SHARD = re.compile(
 _MAYBE_PART = re.compile(r"(?:^|[._-])[ec]p[_-]?\d+(?:[_-]of[_-]\d+)?")
 _WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch|(?<![a-z])(?:itr?|gs)"
 # What may stand around a number; `model (1).pt` is a copy that a browser or a file manager made.
-_BEFORE, _AFTER = r"(?:[-_=+:#@ [{]|\((?=\d\d))", r"[-_.)\]} ]"
+_BEFORE, _AFTER = r"(?:[-_=+:#@~, [{]|\((?=\d\d))", r"[-_.)\]} ]"
 _STEP = (
     re.compile(rf"(?:{_WORDS}){_BEFORE}{{0,2}}(\d{{1,18}})(?:([km])(?![a-z0-9]))?", re.IGNORECASE),
     re.compile(rf"(?:checkpoint|ckpt){_BEFORE}(\d{{1,18}})(?:([kKmM])(?![a-zA-Z0-9]))?"),
     re.compile(r"^(?:checkpoint|ckpt|ck|chk|snapshot|snap|save)(\d{1,18})()$"),
     re.compile(r"(?:^|[-_.])slot[-_]?(\d{1,18})()$"),
+    re.compile(r"^s(\d{1,18})()$"),
     re.compile(r"(?:dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})()"),
     re.compile(r"(?<![a-zA-Z])ba[-_=]?(\d{1,18})()"),
     re.compile(r"tokens?[-_=]?(\d{1,18})(?:([kmbt])(?![a-z0-9]))?", re.IGNORECASE),
     re.compile(
-        r"(?<![\d.])(\d{1,18})()[-_ ]?(?:global_?)?(?:steps?|iter(?:ation)?s?)(?![a-z\d])",
+        r"(?<!\d)(?<!\d\.)(\d{1,18})()[-_. ]?(?:global_?)?(?:steps?|iter(?:ation)?s?|updates)(?![a-z\d])",
         re.IGNORECASE,
     ),
 )
@@ -48,7 +49,7 @@ _EPOCH = (
         rf"(?:epoch|(?<![a-zA-Z])ep|^e(?=\d+(?:$|[-_ ]))){_BEFORE}{{0,2}}(\d{{1,18}})()",
         re.IGNORECASE,
     ),
-    re.compile(r"(?<!\d)(\d{1,18})()[-_ ]?epochs?(?![a-z\d])", re.IGNORECASE),
+    re.compile(r"(?<!\d)(\d{1,18})()[-_ ]?(?:epochs?|ep)(?![a-z\d])", re.IGNORECASE),
     re.compile(r"^(\d{1,18})()_net_"),
 )
 _PAIR = re.compile(
