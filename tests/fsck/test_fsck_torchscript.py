@@ -215,3 +215,22 @@ def test_a_class_of_many_megabytes_is_not_parsed() -> None:
     source = "class C(Module):\n" + "  a : int\n" * 300_000
     (why,) = torchscript.problems({"code/__torch__.py": source.encode()})
     assert "nobody knows" in why
+
+
+def test_a_class_that_no_source_defines_is_damage(tmp_path: Path) -> None:
+    """A source that is empty runs nothing, and `torch.jit.load` finds no class in it."""
+    whole, path = tmp_path / "whole.pt", tmp_path / "empty.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), whole)  # type: ignore[no-untyped-call]
+    with zipfile.ZipFile(whole) as archive, zipfile.ZipFile(path, "w") as changed:
+        for name in archive.namelist():
+            is_source = name.endswith("linear.py")
+            changed.writestr(name, b"" if is_source else archive.read(name))
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match="Unknown type name"):
+        warnings.simplefilter("ignore")
+        torch.jit.load(path)  # type: ignore[no-untyped-call]
+    assert judge(whole).state is State.WHOLE
+    report = judge(path).reports[0]
+    assert report.state is State.DAMAGED
+    assert any("no source below code/ defines it" in one.what for one in report.findings)

@@ -166,11 +166,15 @@ def read(file: Readable, start: int, length: int) -> Archive:
         archive.problem("the record data.pkl is missing: the structure of the checkpoint")
     else:
         own: tuple[str, ...] = ()
+        defined: frozenset[str] | None = None
         if _is_script(records):
             archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
             own = (SCRIPT,)
-            _read_script(file, records, archive)
-        _read_structure(file, structure, archive, own)
+            defined = _read_script(file, records, archive)
+        asked = _read_structure(file, structure, archive, own)
+        if defined is not None and asked is not None:
+            for why in torchscript.undefined(asked, defined):
+                archive.problem(why)
     _spans(records, archive)
     return archive
 
@@ -300,15 +304,22 @@ def _is_script(records: dict[str, zips.Record]) -> bool:
     return "constants.pkl" in records and any(name.startswith("code/") for name in records)
 
 
-def _read_script(file: Readable, records: dict[str, zips.Record], archive: Archive) -> None:
-    """Look for what of TorchScript's sources a load runs."""
-    found = [*torchscript.problems(_sources(file, records))]
+def _read_script(
+    file: Readable, records: dict[str, zips.Record], archive: Archive
+) -> frozenset[str] | None:
+    """Look for what of TorchScript's sources a load runs; return the classes that they define.
+
+    None where not all of them are read.
+    """
+    sources = _sources(file, records)
+    found = [*torchscript.problems(sources)]
     if torchscript.BYTECODE in records:
         place = records[torchscript.BYTECODE]
         size = min(place.end - place.start, MOST_BYTES)
         found += torchscript.bytecode(exactly(file, place.start, size))
     for why in found:
         archive.problems.append(Problem(Kind.UNSAFE, torchscript.unsafe(why), name=ANY))
+    return torchscript.defined(sources)
 
 
 def _sources(file: Readable, records: dict[str, zips.Record]) -> dict[str, bytes]:
@@ -328,8 +339,11 @@ def _sources(file: Readable, records: dict[str, zips.Record]) -> dict[str, bytes
 
 def _read_structure(
     file: Readable, record: zips.Record, archive: Archive, own: Collection[str]
-) -> None:
-    """Rebuild the structure and find the tensors in it."""
+) -> Asked | None:
+    """Rebuild the structure and find the tensors in it; return what it asks for.
+
+    None, and a problem, where it cannot be read.
+    """
     try:
         tree, asked = _load(file, record)
     except Malformed as error:
@@ -338,7 +352,7 @@ def _read_structure(
         archive.problems.append(problem)
         if isinstance(error, Broken):
             archive.problems += _unsafe("data.pkl", error.asked, own)
-        return
+        return None
     archive.tree = tree
     for kind, text, name in judge_names(asked, own):
         archive.problems.append(Problem(kind, f"data.pkl {text}", name=name))
@@ -349,6 +363,7 @@ def _read_structure(
             archive.tensors.append(tensor_of(name, made, archive.records))
         except Malformed as error:
             archive.problem(f"{name}: {error}", tensors=(name,))
+    return asked
 
 
 def _unsafe(record: str, asked: Asked, own: Collection[str] = ()) -> Iterator[Problem]:

@@ -18,11 +18,12 @@ from ckpt_conformance.fsck.source import clock
 from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from ckpt_conformance.fsck.pickled.asked import Asked
 
 SCRIPT = "__torch__"
+_CLASS = re.compile(rb"^class (\w+)", re.MULTILINE)
 """The package of all classes of TorchScript."""
 BYTECODE, CONSTANTS = "bytecode.pkl", "constants.pkl"
 
@@ -111,6 +112,27 @@ def problems(sources: Mapping[str, bytes]) -> Iterator[str]:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             yield f"{clip(name)} cannot be read: nobody knows what of it a load runs"
     yield from _visited(functions)
+
+
+def defined(sources: Mapping[str, bytes]) -> frozenset[str] | None:
+    """Return the names of the classes in sources; None of more than are read."""
+    if sum(map(len, sources.values())) > MOST:
+        return None
+    places = {name: ".".join(re.split(r"[./]", name)[1:-1]) for name in sources}
+    return frozenset(
+        f"{places[name]}.{match[1].decode()}"
+        for name, data in sources.items()
+        for match in _CLASS.finditer(data)
+    )
+
+
+def undefined(asked: Asked, known: Collection[str]) -> Iterator[str]:
+    """Yield the classes of TorchScript that a pickle asks for, and that no source defines."""
+    for name in sorted(asked.names):
+        is_own = name.module.partition(".")[0] == SCRIPT
+        is_of_torch = str(name).startswith(f"{SCRIPT}.torch.classes.")
+        if is_own and not is_of_torch and str(name) not in known:
+            yield f"data.pkl asks for {clip(str(name))}, and no source below code/ defines it"
 
 
 def _pieces(text: str) -> Iterator[str]:

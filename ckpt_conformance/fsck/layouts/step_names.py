@@ -35,7 +35,8 @@ _STEP = (
     re.compile(r"(?<![a-zA-Z])ba[-_=]?(\d{1,18})()"),
     re.compile(r"tokens?[-_=]?(\d{1,18})(?:([kmbt])(?![a-z0-9]))?", re.IGNORECASE),
     re.compile(
-        r"(?<!\d)(?<!\d\.)(\d{1,18})()[-_. ]?(?:global_?)?(?:steps?|iter(?:ation)?s?|updates)(?![a-z\d])",
+        r"(?<!\d)(?<!\d\.)(\d{1,18})()[-_. ]?(?:global_?)?"
+        r"(?:steps?|iter(?:ation)?s?|updates)(?![a-z\d])",
         re.IGNORECASE,
     ),
 )
