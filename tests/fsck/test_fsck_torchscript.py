@@ -217,18 +217,16 @@ def test_a_class_of_many_megabytes_is_not_parsed() -> None:
     assert "nobody knows" in why
 
 
+@pytest.mark.filterwarnings("ignore")  # TorchScript is old, and in many files
 def test_a_class_that_no_source_defines_is_damage(tmp_path: Path) -> None:
     """A source that is empty runs nothing, and `torch.jit.load` finds no class in it."""
     whole, path = tmp_path / "whole.pt", tmp_path / "empty.pt"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), whole)  # type: ignore[no-untyped-call]
+    whole.write_bytes(scripted(nn.Linear(2, 2)))
     with zipfile.ZipFile(whole) as archive, zipfile.ZipFile(path, "w") as changed:
         for name in archive.namelist():
-            is_source = name.endswith("linear.py")
+            is_source = name.endswith(".py")
             changed.writestr(name, b"" if is_source else archive.read(name))
-    with warnings.catch_warnings(), pytest.raises(RuntimeError, match="Unknown type name"):
-        warnings.simplefilter("ignore")
+    with pytest.raises(RuntimeError):
         torch.jit.load(path)  # type: ignore[no-untyped-call]
     assert judge(whole).state is State.WHOLE
     report = judge(path).reports[0]
