@@ -607,6 +607,7 @@ class ListingRaises(CheckpointManager):
     violates={
         *("CKC-DISC-008", "CKC-DISC-012", "CKC-MIRR-006", "CKC-RETN-003", "CKC-RSUM-002"),
         "CKC-RTRP-009",
+        "CKC-SMOK-002",
     },
 )
 class LocalCounter(CheckpointManager):
