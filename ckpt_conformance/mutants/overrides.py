@@ -186,7 +186,8 @@ def _only_defines(statement: ast.stmt) -> bool:
                 map(_is_harmless, given)
             )
             return is_plain and all(map(_only_defines, body))
-    return isinstance(statement, ast.If) and _is_for_types(statement)
+        case _:
+            return isinstance(statement, ast.If) and _is_for_types(statement)
 
 
 def _is_for_types(statement: ast.If) -> bool:

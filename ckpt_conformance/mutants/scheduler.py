@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager
@@ -188,9 +188,11 @@ class CounterIsDict(CheckpointManager):
     def restore_scheduler(self, scheduler: Any, state: Any) -> None:
         """Load what a format without classes keeps."""
         super().restore_scheduler(scheduler, state)
-        for name, value in vars(scheduler).items():
+        own = cast("dict[str, object]", vars(scheduler))
+        for name, value in own.items():
             if isinstance(value, Counter):
-                setattr(scheduler, name, dict(value))
+                plain: dict[object, int] = dict(cast("Counter[object]", value))
+                setattr(scheduler, name, plain)
 
 
 @mutant(

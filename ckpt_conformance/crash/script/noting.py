@@ -17,7 +17,7 @@ from ckpt_conformance.processes import scratch
 from ckpt_conformance.trace.asked import Asked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 
 class Noting:
@@ -41,7 +41,7 @@ class Noting:
         return recorder
 
     @contextlib.contextmanager
-    def imports(self) -> Iterator[None]:
+    def imports(self) -> Generator[None]:
         """Note what this process opens meanwhile; what forks of it inherit counts for them."""
         self.here = self._recorder()
         watching.watch(self.here)

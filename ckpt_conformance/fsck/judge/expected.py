@@ -15,7 +15,7 @@ from ckpt_conformance.fsck.layouts.layouts import is_index
 from ckpt_conformance.fsck.layouts.names import PIPELINE
 from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind, Malformed
 from ckpt_conformance.fsck.source.source import EntryKind
-from ckpt_conformance.fsck.source.untrusted import MOST_JSON, clip, parse_json
+from ckpt_conformance.fsck.source.untrusted import MOST_JSON, clip, is_list, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -130,7 +130,7 @@ def _pipelines(candidate: Candidate, folder: Folder, report: Report) -> None:
             report.say(Kind.DAMAGED, name, why)
         head = f"{base}/" if base else ""
         for part, value in index.items():
-            is_part = isinstance(value, list) and len(value) == 2 and all(value)  # noqa: PLR2004
+            is_part = is_list(value) and len(value) == 2 and all(value)  # noqa: PLR2004
             if is_part and not part.startswith("_"):
                 _part_of_pipeline(candidate, f"{head}{part}/", report)
 

@@ -45,8 +45,8 @@ _GLOBAL = "global_steps"
 OF_A_SCRIPT = ("files", "torch", "safetensors", "hf-index")
 _DCP = {name: name for name in ("dcp", "hf-shards")}
 _MEGATRON = dict.fromkeys((names.V2, names.PRE_V2), names.V2)  # a run may be migrated in part
-_LAYOUTS = {name: name for name in LIBRARIES} | dict.fromkeys(OF_A_SCRIPT, "files")
-_LAYOUTS |= _MEGATRON | _DCP
+_FILES = dict.fromkeys(OF_A_SCRIPT, "files")
+_LAYOUTS = {name: name for name in LIBRARIES} | _FILES | _MEGATRON | _DCP
 """Layouts whose steps are compared; a script's own may hold one file or several."""
 _ACCELERATE = "accelerate"
 # Of what was prepared once for all of a run: `save_state` writes each, whatever the step.
@@ -365,7 +365,8 @@ def _fewer(run: Sequence[Kin]) -> Iterator[tuple[int, Finding]]:
     likelier then than that it was saved so.
     """
     *others, newest = run
-    every = frozenset.intersection(*(kin.names for kin in others))
+    first, *rest = (kin.names for kin in others)
+    every = first.intersection(*rest)
     own_rule = {role for kin in run for role in kin.roles}
     gone = sorted(name for name in every - newest.names if name.split("/")[0] not in own_rule)
     if len(others) == 1:
