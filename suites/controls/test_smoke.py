@@ -28,6 +28,7 @@ from ckpt_conformance.harness.messages import (
 from ckpt_conformance.subject import controls, oracle, resumption, worlds
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import SAVES
+from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -121,6 +122,9 @@ def test_a_step_that_is_saved_after_going_back_is_there(subject: Subject) -> Non
         raise NotApplicable(f"it refuses a step below the newest: {error.message}")
     listed = subject.steps()
     loaded = oracle.step_of(subject.resume(3)) if 3 in listed else None  # noqa: PLR2004
+    if loaded not in {3, None}:  # it is there, under this name, and says another step
+        reason = f"a load of step 3 gives step {loaded}"
+        raise controls.blame(subject, reason, bit_exact.test_the_step_is_the_step_of_the_content)
     if loaded != 3:  # noqa: PLR2004  the step that was saved last
         message = (
             "step 3 was acknowledged, by a job that had gone back from 4 to 2, and is not there"
