@@ -318,8 +318,7 @@ def record(  # noqa: PLR0913  one for each thing that it needs
     with _scratch() as scratch, contextlib.ExitStack() as stack, Progress(script.name) as progress:
         place = _places(scratch)
         there = script.at(str(place / "out"))
-        stage = _stage(there, scratch, stack, progress, jobs)
-        stage.notes_opened = notes_opened
+        stage = _stage(there, scratch, stack, progress, jobs, notes_opened=notes_opened)
         rehearsed = rehearsal.rehearse(stage)
         kept.keep(rehearsed, folder / SCRIPT)
         seen = openings.of_command(stage.folder) if notes_opened else Seen()
@@ -342,8 +341,14 @@ def _places(scratch: Path) -> Path:
     return place
 
 
-def _stage(
-    script: Script, scratch: Path, stack: contextlib.ExitStack, progress: Progress, jobs: int
+def _stage(  # noqa: PLR0913  one for each thing that it needs
+    script: Script,
+    scratch: Path,
+    stack: contextlib.ExitStack,
+    progress: Progress,
+    jobs: int,
+    *,
+    notes_opened: bool = False,
 ) -> Stage:
     from ckpt_conformance.crash.script import rehearsal
 
@@ -353,6 +358,7 @@ def _stage(
         jobs=jobs,
         tell=lambda what: progress.begin(script.name, what),
         stack=stack,
+        notes_opened=notes_opened,
     )
 
 
@@ -368,10 +374,11 @@ def _rehearse(
     folder = run.kit.folder / SCRIPT
     known = kept.read(folder, script)
     stack.enter_context(run.kit.directory(known.script.root))
-    stage = _stage(known.script, scratch, stack, progress, run.limits.jobs)
-    if run.part and run.part.found and run.part.found.cached:
-        stage.notes_opened = True
-        run.part.found.seen = functools.partial(openings.of_command, stage.folder)
+    found = run.part.found if run.part else None
+    notes = found is not None and found.cached is not None
+    stage = _stage(known.script, scratch, stack, progress, run.limits.jobs, notes_opened=notes)
+    if found and notes:
+        found.seen = functools.partial(openings.of_command, stage.folder)
     progress.begin(script.name, "starting")
     return kept.resume(stage, known, folder)
 

@@ -233,9 +233,10 @@ class Child:
             result["records"] = tuple(self.journal.records[first:])
             result["step"] = int(self.job.step)
             result["in_background"] = self._saves_in_background
-        result["overlaps"] = self.job.overlaps()
         if op.final:
             result["final"] = self.job.leaves()
+        if op.overlaps:
+            result["overlaps"] = self.job.overlaps()
 
     def _arm_at(self, op: messages.Run | messages.Preempt, step: int) -> None:
         """Arm the faults of a run as the save of its `fault_step` begins.

@@ -129,8 +129,9 @@ class Run(Op, frozen=True, tag="run"):
 
     `resume` loads first: the newest (True), a step, or a path. `watch` digests the state at every
     step, else only at the first; `stop_after` ends the run after so many further steps; `final`
-    digests the state at the end; `realign` lays the parameters anew in aligned storage after the
-    load. The faults hold for the whole run, or from the save of `fault_step` on.
+    digests the state at the end, `overlaps` lists there what shares memory; `realign` lays the
+    parameters anew in aligned storage after the load. The faults hold for the whole run, or from
+    the save of `fault_step` on.
     """
 
     until: int | None = None
@@ -139,6 +140,7 @@ class Run(Op, frozen=True, tag="run"):
     stop_after: int | None = None
     watch: bool = False
     final: bool = False
+    overlaps: bool = False
     realign: bool = False
     faults: tuple[Fault, ...] = ()
     fault_step: int | None = None
@@ -355,7 +357,7 @@ class Arrived(Message, frozen=True):
 class RunResult(Result, frozen=True, tag="run"):
     """States by step at the loss call, records of the steps, and what the faults did.
 
-    `overlaps`: at the end, the groups of leaves whose elements share memory.
+    `overlaps`: where it was asked for, the groups of leaves whose elements share memory at the end.
     """
 
     arrived: Arrived | None = None

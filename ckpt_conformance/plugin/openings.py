@@ -67,6 +67,8 @@ def of_command(folder: Path) -> Seen:
 
     A key has how it is started alone: all code that it runs is among what it opens.
     """
+    if first := next(iter(startup.files()), ""):  # also in the process that runs are forked from
+        return Seen(why_not=f"{first} runs before it can be noted what it opens")
     found = opened.read(folder, opened.COMMAND)
     if not found.is_whole:
         return Seen(why_not=LOST)

@@ -98,6 +98,7 @@ def resumed(
             seed=OTHER_SEED,
             kind=golden.kind,
             realign=realign,
+            overlaps=True,
             faults=faults,
         )
     return golden.resumed[key]

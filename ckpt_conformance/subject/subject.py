@@ -338,6 +338,7 @@ class Subject:
             saves,
             kind=kind,
             watch=True,
+            overlaps=True,
             snapshots=str(folder),
             then=[ReadPayloadSamples(), Close()],
             **given,

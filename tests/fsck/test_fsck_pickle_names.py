@@ -281,3 +281,10 @@ def test_arguments_that_are_no_tuple_are_refused_as_python_does(code: bytes, arg
         pickle.loads(data)  # noqa: S301  ours
     with pytest.raises(Malformed, match="as arguments"):
         pickles.load(data)
+
+
+def test_a_call_whose_arguments_are_a_list_is_still_one_that_is_asked_for(tmp_path: Path) -> None:
+    """`pickle.Unpickler` refuses it; a reader in Python, as dill's is, makes the call."""
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt")
+    (tmp_path / "notes").write_bytes(b"cos\nsystem\n(S'true'\nlR.")
+    assert judge(tmp_path).state is State.UNSAFE

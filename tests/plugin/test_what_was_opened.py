@@ -120,3 +120,14 @@ def test_too_much_code_is_told(
 ) -> None:
     monkeypatch.setattr(openings.own_code, "MOST_FILES", 0)
     assert "files of code" in note("variable", "HOME").why_not
+
+
+def test_what_runs_before_the_workers_of_a_command_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.prepare(tmp_path)
+    monkeypatch.setattr(openings.startup, "files", lambda: ("/their/sitecustomize.py",))
+    told = openings.of_command(tmp_path).why_not
+    assert told == "/their/sitecustomize.py runs before it can be noted what it opens"
+    monkeypatch.setattr(openings.startup, "files", lambda: ())
+    assert openings.of_command(tmp_path).why_not == ""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.pickled.asked import Asked
 
 SCRIPT = "__torch__"
-_CLASS = re.compile(rb"^class (\w+)", re.MULTILINE)
 """The package of all classes of TorchScript."""
+_CLASS = re.compile(rb"^class (\w+)", re.MULTILINE)
 BYTECODE, CONSTANTS = "bytecode.pkl", "constants.pkl"
 
 MOST = 16 << 20

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 8  # parts whose structure is in memory at once
 
+_MOST_LOST = 1_000  # files that are told by name: a name may claim any number of them
+
 
 def find(path: Where) -> Overview:
     """Find the checkpoints; RequestError for a folder that cannot be listed, or half a DCP."""
@@ -190,9 +192,6 @@ def _part(context: Context, candidate: Candidate, part: Part) -> list[Work]:
     else:
         _OF_ONE_FILE[part.form](context, name)
     return works
-
-
-_MOST_LOST = 1_000  # files that are told by name: a name may claim any number of them
 
 
 def _ranks(candidate: Candidate, folder: Folder, report: Report) -> None:

@@ -523,13 +523,16 @@ def _call(machine: Machine) -> None:
     if type(of) is Name and of in GETATTR and is_tuple(args) and _is_inner(args):
         machine.push_inner(of, *args)
         return
-    _require_tuple(machine, args)
     machine.note_call(of, args)
+    _require_tuple(machine, args)
     machine.push_call(of, args)
 
 
 def _require_tuple(machine: Machine, args: object) -> None:
-    """Refuse arguments that are no tuple, as every reader in C does; a call may make one."""
+    """Refuse arguments that are no tuple, as every reader in C does; a call may make one.
+
+    The call is noted before: a reader in Python, such as dill's, makes it with a list, too.
+    """
     may_be = isinstance(args, Made | Persistent) or (is_tuple(args) and type(args) is not Name)
     if not may_be:
         machine.refuse(f"a {type(args).__name__} as arguments")
@@ -543,15 +546,15 @@ def _is_inner(args: tuple[Any, ...]) -> bool:
 def _new(machine: Machine) -> None:
     """Make an instance: of its class, `__new__` alone is called."""
     args, of = machine.stack.pop(), machine.stack.pop()
-    _require_tuple(machine, args)
     machine.note_instance(of, args)
+    _require_tuple(machine, args)
     machine.push_call(of, args)
 
 
 def _call_with_names(machine: Machine) -> None:
     names, args, of = machine.stack.pop(), machine.stack.pop(), machine.stack.pop()
-    _require_tuple(machine, args)
     machine.note_instance(of, args if names == {} else (args, names))
+    _require_tuple(machine, args)
     made = Made(of, (args, names))
     machine.note_memory(made)
     machine.push_made(made)
