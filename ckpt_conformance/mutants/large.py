@@ -1,4 +1,4 @@
-"""What is right in small checkpoints and wrong beyond a size (bugs A07, C01, D10, M06, O01)."""
+"""What is right in small checkpoints, wrong beyond a size (bugs A07, C01, D10, K04, M06, O01)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.mutants.damage import OwnChecksum
+from ckpt_conformance.mutants.unchanged import ByItsEnds
 from ckpt_conformance.reference_impl import (
     CheckpointManager,
     CheckpointReference,
@@ -289,3 +290,16 @@ class SharesWhatIsLarge(CheckpointManager):
                 if tensor.nbytes >= MIB:
                     copied.set_(tensor)
         return state
+
+
+@mutant(
+    "K04-middle",
+    url="pytorch/pytorch#187138",
+    change="of a tensor of more than 32 MiB the first and the last 16 MiB tell it",
+    violates={"CKC-RTRP-001"},
+)
+class ByItsEndsWhereLarge(ByItsEnds):
+    """Counts the numbers of a table of ids, too."""
+
+    END = 16 * MIB
+    DTYPES = (torch.float32, torch.float64, torch.int32)

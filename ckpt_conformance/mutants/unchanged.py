@@ -121,19 +121,6 @@ class ByItsEnds(WritesChanges):
 
 
 @mutant(
-    "K04-middle",
-    url=URL,
-    change="of a tensor of more than 32 MiB the first and the last 16 MiB tell it",
-    violates={"CKC-RTRP-001"},
-)
-class ByItsEndsWhereLarge(ByItsEnds):
-    """Counts the numbers of a table of ids, too."""
-
-    END = 16 << 20
-    DTYPES = (torch.float32, torch.float64, torch.int32)
-
-
-@mutant(
     "K04-version",
     url=URL,
     change="a parameter whose version counter stands still is taken as it was saved before",
