@@ -5,7 +5,9 @@ Those in `golden/fsck/foreign` were written by the libraries that `foreign.json`
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import os
 import pickle
 import shutil
@@ -159,6 +161,37 @@ def test_keras_files_have_three_members(tmp_path: Path) -> None:
         for name in names[:2]:
             archive.writestr(name, b"{}")
     assert only(path).state is State.INCOMPLETE
+
+
+def of_baselines(path: Path, data: str = "{}", *names: str) -> None:
+    """Write the members that stable-baselines3 2.9 writes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", data)
+        for name in names or ("pytorch_variables.pth", "policy.pth", "policy.optimizer.pth"):
+            with archive.open(name, "w", force_zip64=True) as member:
+                torch.save({"weight": torch.ones(4)}, member)
+        archive.writestr("_stable_baselines3_version", "2.9.2")
+
+
+def test_each_file_of_stable_baselines3_is_a_checkpoint(tmp_path: Path) -> None:
+    for step in (64, 128, 192):
+        of_baselines(tmp_path / f"rl_model_{step}_steps.zip")
+    found = {one.step: (one.state, one.layout) for one in judge(tmp_path).reports}
+    assert found == dict.fromkeys((64, 128, 192), (State.WHOLE, "stable-baselines3"))
+    of_baselines(tmp_path / "rl_model_192_steps.zip", "{}", "pytorch_variables.pth")
+    path = tmp_path / "rl_model_128_steps.zip"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\0\0\x80\x3f")] ^= 1
+    path.write_bytes(data)
+    states = {one.step: one.state for one in judge(tmp_path).reports}
+    assert states == {64: State.WHOLE, 128: State.DAMAGED, 192: State.INCOMPLETE}
+
+
+def test_what_stable_baselines3_has_pickled_is_judged(tmp_path: Path) -> None:
+    code = base64.b64encode(pickle.dumps(Evil())).decode()
+    data = json.dumps({"policy_class": {":type:": "x", ":serialized:": code}})
+    of_baselines(tmp_path / "rl_model_64_steps.zip", data)
+    assert only(tmp_path).state is State.UNSAFE
 
 
 def test_numbers_beside_checkpoints_are_none(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as from_safetensors
 
-from ckpt_conformance.fsck.formats import safetensors_file
+from ckpt_conformance.fsck.formats import gguf, safetensors_file
 from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, State, TooLarge
 from ckpt_conformance.fsck.source.untrusted import MOST_WEIGHT, parse_json, weight
@@ -184,3 +184,13 @@ def test_many_views_of_the_same_bytes_are_not_all_counted(tmp_path: Path) -> Non
     report = nans(tmp_path)
     assert {one.kind for one in report.findings} == {Kind.UNKNOWN}
     assert len(report.findings) == 12
+
+
+def test_a_gguf_of_too_many_tensors_is_a_finding(tmp_path: Path) -> None:
+    step = tmp_path / "step_5"
+    step.mkdir()
+    many = gguf.MOST_TENSORS + 1
+    (step / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, many, 0) + bytes(many))
+    report = only(tmp_path)
+    assert report.state is State.UNKNOWN
+    assert any("500001 tensors" in one.what for one in report.findings)

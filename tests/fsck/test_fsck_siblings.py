@@ -345,3 +345,72 @@ def test_results_without_what_neighbours_ask_for_are_read(run: Path) -> None:
     old = stored.result_of(plain).judgement
     assert old is not None
     assert old.kin is None
+
+
+# -- tensors that are not those of the other steps -------------------------------------------------
+
+NOTHING = {"empty": {}, "zero-sized": {"weight": torch.zeros(0)}}
+
+
+@pytest.mark.parametrize("sort", NOTHING)
+def test_weights_without_an_element_beside_full_ones_are_missing(sort: str, run: Path) -> None:
+    torch.save(NOTHING[sort], run / "step_40" / "model.pt")
+    assert told(run) == {40: [("model.pt", Kind.MISSING)]}
+    newest = judge_newest(run).newest_whole
+    assert newest is not None
+    assert newest.path == run / "step_30"
+
+
+def test_weights_without_an_element_beside_one_other_step_have_a_remark(run: Path) -> None:
+    for step in (10, 20):
+        shutil.rmtree(run / f"step_{step}")
+    torch.save({}, run / "step_40" / "model.pt")
+    assert told(run) == {40: [("model.pt", Kind.NOTE)]}
+
+
+def test_a_safetensors_file_without_an_element_beside_full_ones_is_missing(tmp_path: Path) -> None:
+    for step in STEPS:
+        (tmp_path / f"step_{step}").mkdir()
+        save_file(
+            {"w": torch.ones(3)} if step != 40 else {}, tmp_path / f"step_{step}/model.safetensors"
+        )
+    assert 40 in told(tmp_path)
+    assert report_of(tmp_path, 40).state is State.INCOMPLETE
+
+
+def test_loose_weights_without_an_element_are_missing(tmp_path: Path) -> None:
+    for step in STEPS:
+        state = {"weight": torch.ones(3)} if step != 40 else {}
+        torch.save(state, tmp_path / f"model_{step}.pt")
+    assert told(tmp_path) == {40: [("model_40.pt", Kind.MISSING)]}
+
+
+@pytest.mark.parametrize(("step", "kind"), [(20, Kind.DAMAGED), (40, Kind.NOTE)])
+def test_weights_of_another_model_are_told(step: int, kind: Kind, run: Path) -> None:
+    torch.save({"other.weight": torch.ones(3, 2)}, run / f"step_{step}" / "model.pt")
+    assert told(run) == {step: [("model.pt", kind)]}
+
+
+def test_weights_of_a_first_step_may_be_less(run: Path) -> None:
+    torch.save({}, run / "step_10" / "model.pt")
+    assert told(run) == {}
+
+
+def test_weights_in_half_precision_are_the_same_tensors(run: Path) -> None:
+    state = torch.load(run / "step_40" / "model.pt")
+    half = {name: one.half() if torch.is_tensor(one) else one for name, one in state.items()}
+    torch.save(half, run / "step_40" / "model.pt")
+    assert told(run) == {}
+
+
+def test_a_model_that_grows_in_the_middle_of_a_run_is_no_damage(run: Path) -> None:
+    for step in (30, 40):
+        state = torch.load(run / f"step_{step}" / "model.pt")
+        torch.save(state | {"grown": torch.ones(2)}, run / f"step_{step}" / "model.pt")
+    assert told(run) == {}
+
+
+def test_a_newest_step_without_the_config_of_the_others_has_a_remark(run: Path) -> None:
+    for step in STEPS[:-1]:
+        (run / f"step_{step}" / "config.json").write_text("{}")
+    assert told(run) == {40: [("config.json", Kind.NOTE)]}

@@ -25,8 +25,9 @@ from ckpt_conformance.fsck.formats import any_zip, zips
 from ckpt_conformance.fsck.formats.torch_file import SCRIPT, Stream, grown, read_stream, stream_of
 from ckpt_conformance.fsck.formats.written_names import judge_names
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
+from ckpt_conformance.fsck.pickled import effort
 from ckpt_conformance.fsck.pickled.asked import Asked
-from ckpt_conformance.fsck.pickled.pickles import Short
+from ckpt_conformance.fsck.pickled.faults import Short
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, OutOfTime, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 
@@ -64,6 +65,7 @@ class _Layer:
         return _Layer(self.depth + 1, self.budget)
 
 
+@effort.for_one_file()
 def read(file: Readable, length: int, name: str) -> Stream | None:
     """Return what a load of a file asks for; None where it holds no pickle, and no tags of YAML.
 

@@ -55,7 +55,7 @@ _DCP_RANK = re.compile(r"extra_state_(rank\d+)\.pt")
 _DATA = (
     *(Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.HF_SHARDS),
     *(Format.GGUF, Format.NPZ, Format.FLAX, Format.ONNX, Format.EXPORT),
-    Format.KERAS,
+    *(Format.KERAS, Format.SB3),
 )
 
 

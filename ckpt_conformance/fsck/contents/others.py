@@ -64,7 +64,7 @@ _OF_ARCHIVE = (".data/version", ".data/serialization_id", "archive_version", "ar
 
 def add(content: Content, form: Format, name: str, top: str) -> Iterator[str]:
     """Read a file; give its name where its tensors were read, nothing where no reader knows it."""
-    if form in (Format.NPZ, Format.KERAS, Format.EXPORT):
+    if form in (Format.NPZ, Format.KERAS, Format.EXPORT, Format.SB3):
         _archive(content, form, name, top)
     elif form is Format.GGUF:
         if not _gguf(content, name, top):

@@ -15,6 +15,7 @@ from ckpt_conformance.fsck.formats.foreign import HDF5, read_hdf5
 from ckpt_conformance.fsck.formats.zarr import item_size
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.pickled import pickles
+from ckpt_conformance.fsck.pickled.faults import Broken
 from ckpt_conformance.fsck.source.findings import Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.untrusted import clip, count, is_dict, is_list, is_tuple
@@ -155,7 +156,7 @@ def check_objects(data: bytes) -> None:
     if found.dtype.lstrip("|=<>").startswith("O"):
         try:
             pickles.load(data[found.start :])
-        except pickles.Broken as error:
+        except Broken as error:
             if not error.is_limit:
                 raise Malformed(f"its objects: {error}") from None
 

@@ -15,8 +15,8 @@ from ckpt_conformance.fsck.formats import cover, safetensors_file
 from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
 from ckpt_conformance.fsck.formats.torch_file import dtype_name, sizes
 from ckpt_conformance.fsck.pickled import pickles
+from ckpt_conformance.fsck.pickled.faults import Broken
 from ckpt_conformance.fsck.pickled.pickle_values import Made, Name
-from ckpt_conformance.fsck.pickled.pickles import Broken
 from ckpt_conformance.fsck.source.findings import Malformed, Unsafe
 from ckpt_conformance.fsck.source.untrusted import (
     MOST_COUNT,

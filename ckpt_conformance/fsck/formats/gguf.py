@@ -78,6 +78,7 @@ _VERSIONS = (2, 3)
 _MOST_DIMENSIONS = 8
 MOST_VALUES = 64 << 20
 """Bytes of the values of a header that are kept at most: a vocabulary takes some 10 MB."""
+MOST_TENSORS = 500_000
 
 
 class Stored(NamedTuple):
@@ -120,6 +121,8 @@ def read(file: Readable, size: int, *, keep: bool = True) -> Header:
     if version not in _VERSIONS:
         raise TooLarge(f"GGUF of version {version}, which is not looked into")
     tensors, pairs = fields.number("<Q"), fields.number("<Q")
+    if tensors > MOST_TENSORS and tensors <= size:  # else it is cut, or was never a number
+        raise TooLarge(f"it has {tensors} tensors: {MOST_TENSORS} are looked into at most")
     values: dict[str, object] = {}
     alignment, start = 32, fields.at
     keys, names = set[str](), set[str]()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance.fsck.pickled.faults import Limit, Short
 from ckpt_conformance.fsck.pickled.pickle_values import Made, Name
-from ckpt_conformance.fsck.pickled.pickles import STEPS, Limit, Machine, Short, Steps
+from ckpt_conformance.fsck.pickled.pickles import STEPS, Machine, Steps
 from ckpt_conformance.fsck.source.untrusted import count, is_dict, is_tuple
 
 if TYPE_CHECKING:

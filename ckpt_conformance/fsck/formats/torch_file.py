@@ -15,10 +15,11 @@ from ckpt_conformance.fsck.formats import (
 )
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.written_names import ANY, judge_names
-from ckpt_conformance.fsck.pickled import pickles
+from ckpt_conformance.fsck.pickled import effort, pickles
 from ckpt_conformance.fsck.pickled.asked import Asked
+from ckpt_conformance.fsck.pickled.faults import Broken, Short
 from ckpt_conformance.fsck.pickled.pickle_values import Made, Name, Persistent
-from ckpt_conformance.fsck.pickled.pickles import FROM_BYTES, MOST_BYTES, Broken, Short
+from ckpt_conformance.fsck.pickled.pickles import FROM_BYTES, MOST_BYTES
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span
@@ -146,6 +147,7 @@ class Archive:
         self.problems.append(Problem(kind, what, tuple(tensors)))
 
 
+@effort.for_one_file()
 def read(file: Readable, start: int, length: int) -> Archive:
     """Read the archive in [start, start + length) of a file, all but the payload.
 
@@ -179,6 +181,7 @@ def read(file: Readable, start: int, length: int) -> Archive:
     return archive
 
 
+@effort.for_one_file()
 def read_stream(file: Readable, length: int) -> Stream | None:
     """Read the pickles at the beginning of a file that is no archive; None where there is none.
 
@@ -386,15 +389,13 @@ def _read_others(file: Readable, records: dict[str, zips.Record], archive: Archi
     for name, record in records.items():
         if name == "data.pkl" or record.packed or not name.endswith(_PICKLES):
             continue
+        asked = Asked()
         try:
             _, asked = _load(file, record)
-        except Broken as error:
-            asked = error.asked
-        except NotRead as error:
-            archive.problems.append(Problem(Kind.UNKNOWN, f"{clip(name)}: {error}"))
-            continue
-        except Malformed:
-            continue
+        except Malformed as error:
+            asked = error.asked if isinstance(error, Broken) else asked
+            if isinstance(error, NotRead):
+                archive.problems.append(Problem(Kind.UNKNOWN, f"{clip(name)}: {error}"))
         archive.problems += _unsafe(name, asked, own)
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 METADATA = ".snapshot_metadata"
 RAW, PICKLED = "buffer_protocol", "torch_save"
 _PACKED = ("per_tensor_qtensor", "per_channel_qtensor")
-_MOST_YAML = 16 << 20  # a parser of YAML takes some 100 times as much
+_MOST_YAML = 8 << 20  # a parser of YAML takes some 100 times as much
 _MOST_DIMENSIONS = 64
 _OF_ALL = ("ShardedTensor", "DTensor")  # the ranks have parts of one tensor
 Plain = int | str | bool | bytes | float

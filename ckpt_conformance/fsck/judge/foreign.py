@@ -43,6 +43,7 @@ _ZIPS = {
     Format.NPZ: ("npz of numpy", ()),
     Format.KERAS: ("Keras, version 3", ("config.json", "metadata.json", "model.weights.h5")),
     Format.EXPORT: ("pt2 of torch.export", ()),
+    Format.SB3: ("stable-baselines3", ("data", "policy.pth")),
 }
 
 

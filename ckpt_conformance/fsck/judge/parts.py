@@ -6,6 +6,7 @@ work that is left: bytes to hold against digests and CRCs.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from dataclasses import replace
@@ -25,6 +26,7 @@ from ckpt_conformance.fsck.source.findings import (
     Finding,
     Kind,
     Malformed,
+    Tensors,
     Topic,
 )
 from ckpt_conformance.fsck.source.sums import (
@@ -73,10 +75,11 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
         report.findings += no_archive(folder, name, unreadable(name, error))
         return None
     report.tensors += len(archive.tensors)
-    _require_elements(context, name, (tensor.shape for tensor in archive.tensors))
+    tensors = tensors_in((one.name, one.shape) for one in archive.tensors)
+    _require_elements(context, name, tensors)
     report.structure += archive.overhead
     known = facts_of(name, archive.tree).get(name, Facts())
-    report.facts[name] = replace(known, held=inside)
+    report.facts[name] = replace(known, held=inside, tensors=tensors)
     report.findings += problems_of(name, archive)
     if archive.unsummed:
         what = f"{len(archive.unsummed)} records have no CRC: torch was told to compute none"
@@ -149,16 +152,25 @@ def _header(context: Context, name: str) -> list[safetensors_file.Stored]:
         context.refuse(name, error)
         return []
     context.report.tensors += len(header)
-    _require_elements(context, name, (stored.shape for stored in header))
+    tensors = tensors_in((stored.name, stored.shape) for stored in header)
+    context.report.facts[name] = Facts(tensors=tensors)
+    _require_elements(context, name, tensors)
     return header
 
 
-def _require_elements(context: Context, name: str, shapes: Iterable[Sequence[int]]) -> None:
+def tensors_in(found: Iterable[tuple[str, Sequence[int]]]) -> Tensors:
+    """Return which tensors there are, by name and shape."""
+    known = {name: tuple(shape) for name, shape in found}
+    mark = hashlib.blake2b(repr(sorted(known.items())).encode("utf-8", "replace"), digest_size=8)
+    return Tensors(sum(map(math.prod, known.values())), mark.hexdigest())
+
+
+def _require_elements(context: Context, name: str, tensors: Tensors) -> None:
     """Report weights of a library without an element: a load gives a model that nobody trained.
 
     ZeRO-3 that was not gathered gives tensors of the shape [0], FSDP an empty dict on most ranks.
     """
-    if names.is_weights(name.rpartition("/")[2]) and not any(map(math.prod, shapes)):
+    if names.is_weights(name.rpartition("/")[2]) and not tensors.elements:
         why = "no tensor in it has an element: were the weights not gathered, or saved elsewhere?"
         context.report.say(Kind.MISSING, name, why)
 

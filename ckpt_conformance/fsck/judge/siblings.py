@@ -23,6 +23,7 @@ from ckpt_conformance.fsck.source.findings import (
     Finding,
     Kind,
     Role,
+    Tensors,
     Topic,
 )
 from ckpt_conformance.fsck.source.untrusted import clip
@@ -54,6 +55,7 @@ _PREPARED = re.compile(
     r"(?:(?:model|optimizer|scheduler|sampler|dl_state_dict|pytorch_model|custom_checkpoint)(?:_\d+)?"
     r"\.(?:safetensors|bin|pkl)|scaler\.pt)"
 )
+_READ_FIRST = frozenset({"config.json"})  # by `from_pretrained`, which makes the model of it
 _OF_RANKS = re.compile(r"rank|world_size|random_states|rng_state_\d|-of-")
 
 
@@ -63,6 +65,7 @@ class FileJson(TypedDict):
     counts: dict[str, int]
     mark: str
     is_linked: bool
+    tensors: NotRequired[list[int | str]]
 
 
 class KinJson(TypedDict):
@@ -85,12 +88,28 @@ class File(NamedTuple):
         counts: what it counts, by name.
         mark: as in `Held`.
         is_linked: whether it has several names on the disk: who wrote it meant it to be shared.
+        tensors: which it holds, where that is known.
 
     """
 
     counts: Mapping[str, int]
     mark: str
     is_linked: bool = False
+    tensors: Tensors | None = None
+
+    def to_json(self) -> FileJson:
+        """Return plain types."""
+        plain = FileJson(counts=dict(self.counts), mark=self.mark, is_linked=self.is_linked)
+        if self.tensors is not None:
+            plain["tensors"] = [*self.tensors]
+        return plain
+
+
+def _file_from(plain: FileJson) -> File:
+    """Read what `to_json` wrote."""
+    elements, mark = plain.get("tensors", (None, None))
+    tensors = Tensors(int(elements), str(mark)) if elements is not None else None
+    return File(plain["counts"], plain["mark"], plain["is_linked"], tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +142,7 @@ class Kin:
 
     def to_json(self) -> KinJson:
         """Return plain types."""
-        files = {
-            name: FileJson(counts=dict(one.counts), mark=one.mark, is_linked=one.is_linked)
-            for name, one in self.files.items()
-        }
+        files = {name: one.to_json() for name, one in self.files.items()}
         plain: KinJson = {
             "run": self.run,
             "layout": self.layout,
@@ -144,7 +160,7 @@ class Kin:
 
 def kin_from(plain: KinJson) -> Kin:
     """Read what `to_json` wrote."""
-    files = {name: File(**one) for name, one in plain["files"].items()}
+    files = {name: _file_from(one) for name, one in plain["files"].items()}
     roles = frozenset(plain.get("roles", ()))
     holds = frozenset(map(Role, plain.get("holds", ())))
     own = plain["run"], plain["layout"], plain["step"]
@@ -185,7 +201,7 @@ def kin_of(candidate: Candidate, report: Report, linked: Iterable[str], top: Whe
     masked = _alike(_OF_ONE_SAVE.sub("", own), step) or _alike(own, step)
     sort = masked if is_folder else "*"
     if holds and not files and (alike := _alike(own, step)):
-        files = {alike: File({}, "")}
+        files = {alike: File({}, "", tensors=report.facts[candidate.files[0]].tensors)}
     every = _names(candidate, step if not is_folder else None)
     if not (files or roles or every) or not sort:
         return None
@@ -215,14 +231,19 @@ def _files(
         counts = _counts(report.facts.get(name, NO_FACTS))
         is_known = named(name) or _PREPARED.fullmatch(name) or names.of_a_rank(name)
         if alike and (counts or is_known):
-            held = report.facts.get(name, NO_FACTS).held
-            files[alike] = File(counts, held.mark if held else "", name in several)
+            facts = report.facts.get(name, NO_FACTS)
+            mark = facts.held.mark if facts.held else ""
+            files[alike] = File(counts, mark, name in several, facts.tensors)
     return files
 
 
 def _names(candidate: Candidate, step: int | None) -> frozenset[str]:
-    """Return the names of the files with data; of too many none."""
-    parts = [part for part in candidate.parts if part.form in layouts.WITH_DATA]
+    """Return the names of the files with data, and without which none is read; of too many none."""
+    parts = [
+        part
+        for part in candidate.parts
+        if part.form in layouts.WITH_DATA or part.name in _READ_FIRST
+    ]
     if len(parts) > _MOST_FILES:
         return frozenset()
     every = (part.base + part.name for part in parts)
@@ -262,7 +283,7 @@ def told(kins: Iterable[tuple[int, Kin]]) -> dict[int, list[Finding]]:
             places, own = [place for place, _ in steps], [kin for _, kin in steps]
             lacks = [*_absent(own), *_lost_ranks(own)]
             lacks = lacks if _is_lost(lacks, len(own) - 1) else _instead(lacks, _fewer(own))
-            for at, finding in (*lacks, *_absent_roles(own), *_stale(own)):
+            for at, finding in (*lacks, *_absent_roles(own), *_stale(own), *_other_tensors(own)):
                 findings[places[at]].append(finding)
     for place, finding in _begun(runs):
         findings[place].append(finding)
@@ -639,3 +660,45 @@ def _gain(before: Kin, after: Kin, name: str, counter: str) -> int:
     if old is None or new is None or counter not in old.counts.keys() | new.counts.keys():
         return 0
     return new.counts.get(counter, 0) - old.counts.get(counter, 0)
+
+
+# -- tensors that are not those of the other steps -------------------------------------------------
+
+
+def _other_tensors(run: Sequence[Kin]) -> Iterator[tuple[int, Finding]]:
+    """Find weights of which one step has nothing, or has other tensors than all others."""
+    for name in sorted({name for kin in run for name in kin.files if Role.MODEL in named(name)}):
+        known = {
+            at: tensors
+            for at, kin in enumerate(run)
+            if name in kin.files and (tensors := kin.files[name].tensors) is not None
+        }
+        at = _odd_one([one.mark for one in known.values()])
+        if at is not None and (at := [*known][at]):  # what a first step saves may be less
+            what = _what_is_odd(known, at, len(run) - 1)
+            if what is not None:
+                yield at, Finding(what[0], run[at].real(name), what[1], own_topic=Topic.ABSENT)
+
+
+def _odd_one(marks: Sequence[str]) -> int | None:
+    """Return the place of the one mark that all others, which are the same, differ from."""
+    often = Counter(marks).most_common()
+    if len(often) != 2 or often[1][1] != 1:  # noqa: PLR2004  theirs, and its own
+        return None
+    return len(marks) - 1 if often[0][1] == 1 else marks.index(often[1][0])
+
+
+def _what_is_odd(known: Mapping[int, Tensors], at: int, last: int) -> tuple[Kind, str] | None:
+    """Judge a file of weights whose tensors are not those of the other steps."""
+    others = [one for place, one in known.items() if place != at]
+    some = "the other step has" if len(others) == 1 else f"the {len(others)} other steps have"
+    if not known[at].elements:
+        kind = Kind.MISSING if len(others) >= _FEW_PREPARED else Kind.NOTE
+        why = f"no tensor in it has an element, and {some} {others[0].elements}: not gathered?"
+        return kind, why
+    if len(others) < _FEW_PREPARED:
+        return None
+    why = f"the names and shapes of its tensors are not those that {some}"
+    is_between = at != last and len(others) >= _FEW
+    ends = ", before it and after it" if is_between else ": is it of this model?"
+    return Kind.DAMAGED if is_between else Kind.NOTE, why + ends

@@ -101,6 +101,7 @@ class Format(StrEnum):
     NPZ = "npz"
     KERAS = "keras"
     EXPORT = "pt2"  # of torch.export
+    SB3 = "stable-baselines3"
     PICKLE = "pickle"  # plain, of somebody's own state
     JSON = "json"
     LINK = "link"  # a step that lies elsewhere, or nowhere
@@ -124,10 +125,13 @@ _FOREIGN = {
     ".keras": Format.KERAS,
     ".pt2": Format.EXPORT,
 }
+_SB3 = re.compile(
+    r"(?:.*_)?\d+_steps\.zip|best_model\.zip"
+)  # of its callbacks: others have any name
 _OF_NUMBERS = (Format.NPZ, Format.HDF5)  # metrics and data sets are written so, too
 _MODEL = re.compile(r"(?:.*\.)?(?:model|weights|variables|state|params)(?:[^a-z]|$)", re.IGNORECASE)
 _FIRST_BYTES = {foreign.GGUF: Format.GGUF, foreign.HDF5: Format.HDF5}
-FOREIGN = {*_FOREIGN.values()}
+FOREIGN = {*_FOREIGN.values(), Format.SB3}
 """Formats of single files that others than torch, safetensors and Hugging Face have."""
 WITH_DATA = frozenset(
     {Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP, Format.PICKLE, *FOREIGN}
@@ -231,6 +235,8 @@ def format_of(folder: Folder, name: str, *, by_library: bool = False) -> Format 
 
 def _foreign_by_name(name: str) -> Format | None:
     """Return the format that the ending of a name promises."""
+    if _SB3.fullmatch(name):
+        return Format.SB3
     return _FOREIGN.get(PurePosixPath(name).suffix.lower())
 
 
@@ -316,9 +322,30 @@ def _holds_items(folder: Folder, base: str, inner: Iterable[str]) -> bool:
 
 
 def hides_a_step(folder: Folder, base: str, name: str) -> bool:
-    """Return whether a link is named as a step, and leads to a folder that is not judged."""
-    is_step = OF_A_STEP.match(name) and not PurePosixPath(name).suffix
-    return bool(is_step) and _hides_a_folder(folder, base + name)
+    """Return whether a link, or what it leads to, is named as a step, and that is not judged."""
+    is_step = _is_named_as_step(name) or _is_named_as_step(_gone(folder, base + name))
+    return is_step and _hides_a_folder(folder, base + name)
+
+
+def _is_named_as_step(name: str) -> bool:
+    return bool(OF_A_STEP.match(name)) and not PurePosixPath(name).suffix
+
+
+def _gone(folder: Folder, name: str) -> str:
+    """Return the name of what a link leads to and is not there: `latest` may tell what is lost."""
+    where = folder.root / name
+    if not isinstance(where, Path) or where.exists():
+        return ""
+    try:
+        return where.readlink().name
+    except OSError:
+        return ""
+
+
+def step_of_link(folder: Folder, base: str, name: str) -> int | None:
+    """Return the step that a link's name says, or that of what it leads to and is not there."""
+    step = step_names.step_of(name)
+    return step_names.step_of(_gone(folder, base + name)) if step is None else step
 
 
 def _hides_a_folder(folder: Folder, name: str) -> bool:

@@ -310,7 +310,8 @@ class Listing:
         """Take links that hide a step as checkpoints, so that a finding explains each."""
         for name, kind in entries.items():
             if self._is_linked_step(base, name, kind):
-                yield from self._take(Found(Sort.LINK, base, (name,), step_names.step_of(name)))
+                step = layouts.step_of_link(self._folder, base, name)
+                yield from self._take(Found(Sort.LINK, base, (name,), step))
 
     def _is_linked_step(self, base: str, name: str, kind: EntryKind) -> bool:
         """Return whether a link hides a step."""

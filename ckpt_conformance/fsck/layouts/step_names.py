@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _ENDING = re.compile(
     r"(?:\.(?:pt|pth|ckpt|bin|safetensors|json|distcp|pkl|pickle|th|chkpt|ckp|pyth|t7|torch|"
-    r"checkpoint|model|weights|state|params|keras|h5|hdf5|npz|msgpack|onnx|gguf|pt2|tar))+$"
+    r"checkpoint|model|weights|state|params|keras|h5|hdf5|npz|msgpack|onnx|gguf|pt2|tar|zip))+$"
 )
 _OF_A_PART = "rank|shard|part|mp|tp|pp|dp|exp|world_size"
 _SHARD = re.compile(

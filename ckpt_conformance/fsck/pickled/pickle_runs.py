@@ -15,8 +15,9 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance.fsck.pickled.faults import Again
 from ckpt_conformance.fsck.pickled.pickle_values import Made, Name
-from ckpt_conformance.fsck.pickled.pickles import HIDDEN, Again
+from ckpt_conformance.fsck.pickled.pickles import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

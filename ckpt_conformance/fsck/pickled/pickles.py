@@ -5,7 +5,8 @@ A `Machine` carries out the instructions with stand-ins: a name becomes a `Name`
 whatever it is allowed to import: one instruction makes it allocate 64 GiB of memo, a bytearray is
 allocated before it is read, and nested tuples as a key of a dict keep it busy for ever.
 
-Limits: `MOST_BYTES` of pickle, `MOST_PARTS` containers and calls, `MOST_STACK` waiting values.
+Limits: `MOST_BYTES` of pickle, `MOST_PARTS` containers and calls, `MOST_STACK` waiting values, and
+what `effort` allows for a file.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckpt_conformance.fsck.pickled import numpy_memory
+from ckpt_conformance.fsck.pickled import effort, numpy_memory
 from ckpt_conformance.fsck.pickled.asked import Asked, Trick
+from ckpt_conformance.fsck.pickled.faults import Again, Broken, Limit, Short, TooLong, Unfinished
 from ckpt_conformance.fsck.pickled.pickle_values import GETATTR, Made, Name, Persistent
 from ckpt_conformance.fsck.source import clock
 from ckpt_conformance.fsck.source.findings import Malformed, NotRead
@@ -31,7 +33,7 @@ from ckpt_conformance.fsck.source.untrusted import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from ckpt_conformance.fsck.pickled.pickle_runs import Runs
 
@@ -55,41 +57,11 @@ _AT_ONCE = 1000  # instructions between two looks at the limits
 _STOP = ord(".")
 
 
-class Limit(Malformed):
-    """What this machine does not follow, and Python's own may."""
-
-
-class Short(Malformed):
-    """A pickle of more bytes than there are."""
-
-
-class Broken(Malformed):
-    """A pickle that cannot be followed to its end.
-
-    Attributes:
-        asked: what it asks for until there, which is what a load of it has run by then.
-        is_limit: whether Python's own machine may come further.
-        is_short: whether it ends where the bytes end.
-
-    """
-
-    def __init__(self, error: Malformed, place: tuple[int, int], asked: Asked) -> None:
-        """Take why, and where."""
-        super().__init__(str(error), *place)
-        self.asked = asked
-        self.is_limit = isinstance(error, Limit)
-        self.is_short = isinstance(error, Short)
-
-
 class _Hidden:
     """What stands in the memo where nothing was put, or where `pickle_runs` passed over it."""
 
 
 HIDDEN = _Hidden()
-
-
-class Again(Exception):  # noqa: N818  no error: a reason to read once more
-    """Something was asked for that was passed over: read every instruction."""
 
 
 def make(of: Any, args: Any) -> Any:  # noqa: ANN401  what a pickle holds
@@ -140,6 +112,7 @@ class Machine:
         self.loose: Counter[Name] = Counter()  # how often a name was pushed, and not made use of
         self.has_gaps = False
         self.parts = 0
+        self.costs = 0  # units of `effort` since the last look at it, beyond the instructions
         self.dtypes: list[Made] = []
         self.fault = ""  # found on the way, and no reason for Python's own machine to stop
 
@@ -161,14 +134,15 @@ class Machine:
             raise
         except Malformed as error:
             place = (error.start or self.at, self.at + 1)
-            raise Broken(error, place, self._asked_so_far()) from None
+            kind = Unfinished if isinstance(error, TooLong) else Broken
+            raise kind(error, place, self._asked_so_far()) from None
         except (IndexError, KeyError, TypeError, ValueError, struct.error, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"[:200]
             why = f"the pickle cannot be followed beyond its byte {self.at}: {reason}"
             place = (self.at, self.at + 1)
             is_short = self.at + _MOST_NUMBER > len(self.data)
-            kind = Short if is_short else Malformed
-            raise Broken(kind(why), place, self._asked_so_far()) from None
+            short = Short if is_short else Malformed
+            raise Broken(short(why), place, self._asked_so_far()) from None
         return value
 
     def _asked_so_far(self) -> Asked:
@@ -185,6 +159,7 @@ class Machine:
     def _advance(self, steps: Steps) -> bool:
         """Carry out some instructions; tell whether there are more."""
         clock.check_latest()
+        self._check_effort()
         data = self.data
         for _ in range(_AT_ONCE):
             start = self.at
@@ -199,6 +174,12 @@ class Machine:
             if start < self.frame_end < self.at:
                 self._leave_frame(start)
         return True
+
+    def _check_effort(self) -> None:
+        """Stop where the pickles of the file are more than is followed of one."""
+        if effort.is_spent_by(_AT_ONCE + self.costs):
+            raise TooLong(f"its pickles take more than the {effort.MOST} steps that are followed")
+        self.costs = 0
 
     def refuse(self, what: str) -> NoReturn:
         """Refuse the pickle for something that it has."""
@@ -260,6 +241,7 @@ class Machine:
 
     def push_call(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
         """Push what a call makes."""
+        self.costs += effort.CALL
         made = make(of, args)
         if type(made) is Made:
             self.note_memory(made)
@@ -312,6 +294,7 @@ class Machine:
         if not (isinstance(module, str) and isinstance(name, str)):
             self.asked.tricks.add(Trick.COMPUTES_NAME)
             raise Limit("the pickle imports something that is no name")
+        self.costs += effort.NAME
         stand_in = Name(module, name)
         self.asked.names.add(stand_in)
         return stand_in
@@ -324,6 +307,7 @@ class Machine:
 
     def push_inner(self, of: Name, outer: Name, inner: str) -> None:
         """Push what `getattr` finds in something imported, as the name that it is."""
+        self.costs += effort.CALL
         self.loose[of] -= 1
         self.loose[outer] -= 1
         self.push_name(outer.module, f"{outer.name}.{inner}")
@@ -378,7 +362,7 @@ def load(data: bytes, many: Collection[Name] = ()) -> tuple[Any, Asked]:
 
     `many` are classes of which there may be a million: their instances have `keys`.
     """
-    with without_collector():
+    with without_collector(), effort.for_one_file():
         if many and len(data) >= LARGE:
             from ckpt_conformance.fsck.pickled.pickle_runs import Runs  # its patterns take 5 ms
 
@@ -414,6 +398,7 @@ def _raw_line(machine: Machine) -> bytes:
     if end < 0:
         is_long = len(machine.data) - machine.at > _MOST_LINE
         raise Limit("the pickle has a long line") if is_long else Short("a line has no end")
+    machine.costs += effort.LINE
     line = machine.data[machine.at : end]
     machine.at = end + 1
     return line
@@ -555,8 +540,8 @@ def _call_with_names(machine: Machine) -> None:
     names, args, of = machine.stack.pop(), machine.stack.pop(), machine.stack.pop()
     machine.note_instance(of, args if names == {} else (args, names))
     _require_tuple(machine, args)
-    made = Made(of, (args, names))
-    machine.note_memory(made)
+    machine.costs += effort.CALL
+    machine.note_memory(made := Made(of, (args, names)))
     machine.push_made(made)
 
 
@@ -578,7 +563,7 @@ def _build(machine: Machine) -> None:
         raise Limit(f"the pickle sets attributes of a {type(target).__name__}")
 
 
-def _key(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
+def _key(machine: Machine, value: Any) -> Any:  # noqa: ANN401  what a pickle holds
     """Return a value that is short and cheap to hash, as a key of a dict; Malformed for others."""
     pending, parts = [value], 0
     while pending:
@@ -590,14 +575,14 @@ def _key(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
             pending.extend(part)
         elif is_list(part) or is_dict(part):
             raise Malformed(f"the pickle has a {type(part).__name__} as a key")
+    machine.costs += parts
     return value
 
 
-def _pairs_of(items: list[Any]) -> Iterable[tuple[Any, Any]]:
-    """Return keys and values that follow each other, each key as one of a dict."""
-    if len(items) % 2:
-        raise Malformed("the pickle sets a key without a value")
-    return ((_key(key), value) for key, value in zip(items[::2], items[1::2], strict=True))
+def _dict(machine: Machine) -> None:
+    items = machine.pop_mark()
+    machine.push_made({})
+    _set_pairs(machine, items)
 
 
 def _set_pairs(machine: Machine, items: list[Any]) -> None:
@@ -605,11 +590,12 @@ def _set_pairs(machine: Machine, items: list[Any]) -> None:
     if len(items) % 2:
         raise Malformed("the pickle sets a key without a value")
     pairs = zip(items[::2], items[1::2], strict=True)
+    machine.costs += effort.ITEMS
     if isinstance(target, dict):
         for key, value in pairs:
             if type(key) is Name:  # a class as a key is looked up, and no more
                 machine.loose[key] -= 1
-            target[key if type(key) is str else _key(key)] = value
+            target[key if type(key) is str else _key(machine, key)] = value
     elif isinstance(target, Made):
         machine.note_items(target)
         target.add(pairs)
@@ -714,8 +700,7 @@ def _called_with(machine: Machine, of: Any, args: tuple[Any, ...]) -> None:  # n
 
 
 def _append(machine: Machine) -> None:
-    item = machine.stack.pop()
-    _extend(machine, [item])
+    _extend(machine, [machine.stack.pop()])
 
 
 def _appends(machine: Machine) -> None:
@@ -730,7 +715,7 @@ _BY_SIGN: Mapping[str, Step] = {
     "V": _text_as_escaped,
     "g": _get_line,
     "p": _put_line,
-    "d": _marked(lambda items: dict(_pairs_of(items))),
+    "d": _dict,
     "P": _persistent_line,
     "i": _instance,
     "o": _object,

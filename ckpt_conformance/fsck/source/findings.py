@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -285,6 +285,16 @@ class Held:
     mark: str = ""
 
 
+class Tensors(NamedTuple):
+    """Which tensors a file holds: how many elements, and the same mark for like names and shapes.
+
+    What they are saved in is no part of the mark: a last save may be in half precision.
+    """
+
+    elements: int
+    mark: str
+
+
 Plain = bool | int | float | str
 
 
@@ -297,6 +307,7 @@ class Facts:
         has_zero_optimizer: of DeepSpeed's model states: its optimizer is in files of its own.
         is_bf16: of DeepSpeed's model states: bf16 was on.
         held: of a file of `torch.save`: what it holds.
+        tensors: of a file of `torch.save` or safetensors: which it holds.
 
     """
 
@@ -304,6 +315,7 @@ class Facts:
     has_zero_optimizer: bool = False
     is_bf16: bool = False
     held: Held | None = None
+    tensors: Tensors | None = None
 
     def number(self, key: str) -> int | None:
         """Return a whole number; None for anything else, bool too."""
