@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import warnings
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -234,3 +235,22 @@ def test_names_in_a_torch_file_are_judged() -> None:
     foreign = read_torch(torch_bytes({"w": torch.ones(2), "x": Foreign()}))
     assert [kind for kind, *_ in foreign.problems] == [Kind.UNSAFE]
     assert [one.name for one in foreign.tensors] == ["w"]
+
+
+@pytest.mark.parametrize("reference", [b"Pstorage\n", b"X\x01\0\0\0aQ", b"(tQ", b"NQ"])
+def test_a_storage_that_no_tensor_shows_is_judged(reference: bytes, tmp_path: Path) -> None:
+    """Torch loads each one that is named: it raises AssertionError, IndexError or TypeError."""
+    path = tmp_path / "model.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data.pkl", b"\x80\x02" + reference + b"0}.")
+        archive.writestr("model/version", b"3\n")
+    with pytest.raises((AssertionError, IndexError, TypeError, RuntimeError)):
+        torch.load(path, weights_only=False)
+    (report,) = judge(path).reports
+    assert report.state is State.DAMAGED
+
+
+def test_a_storage_alone_is_whole(tmp_path: Path) -> None:
+    torch.save({"raw": torch.UntypedStorage(8)}, tmp_path / "model.pt")
+    (report,) = judge(tmp_path).reports
+    assert report.state is State.WHOLE

@@ -370,6 +370,7 @@ def zipped(data: bytes, rng: random.Random) -> bytes:
         members = _members(data)
     except (
         zipfile.BadZipFile,
+        OverflowError,
         zlib.error,
         ValueError,
         NotImplementedError,

@@ -15,6 +15,7 @@ import resource
 import select
 import signal
 import sys
+import tempfile
 import warnings
 import zipfile
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType
 
 _SECONDS = 20  # of processor time, for a load
 _MEMORY = 6 << 30  # torch itself maps some of it
@@ -219,6 +221,7 @@ class _Watch:
     def __init__(self, out: int) -> None:
         self.out, self.is_on = out, False
         self.names: set[str] = set()
+        tempfile.gettempdir()  # the first time it tries to write where it may: no load does it then
         sys.addaudithook(self._see)
 
     def _see(self, event: str, args: tuple[Any, ...]) -> None:
@@ -231,7 +234,7 @@ class _Watch:
             or (event == "open" and _is_write(args))
             or (event == "exec" and _is_text(args[0]))
         ):
-            if _imports():
+            if _imports() or _is_of_torchs_tar():
                 return  # what a module does when it is imported is no code of the file
             self.is_on = False
             what = f"{event} {str(args)[:200]}"
@@ -251,13 +254,24 @@ def _is_text(code: object) -> bool:
     return getattr(code, "co_filename", "").startswith("<string")
 
 
+def _is_of_torchs_tar() -> bool:
+    """Return whether torch makes the folder in which it unpacks a tar of torch before 0.1.10."""
+    return any(
+        (code.co_filename, code.co_name) == (torch.serialization.__file__, "mkdtemp")
+        for code in _callers()
+    )
+
+
 def _imports() -> bool:
-    frame = sys._getframe(2)
+    return any(code.co_filename.startswith("<frozen importlib") for code in _callers())
+
+
+def _callers() -> Iterator[CodeType]:
+    """Yield what was called, and has not returned."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+        yield frame.f_code
+        frame = frame.f_back
 
 
 def _child(asked: dict[str, Any], out: int) -> None:

@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import os
 import random
 import sys
 import time
+import traceback
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -106,8 +108,11 @@ def main() -> None:
     try:
         run = _guided if _IS_GUIDED else _drawn
         run(worker, cache, seeds, float(seconds), int(seed), scratch)
-    finally:
+    except BaseException:  # noqa: BLE001  whatever it is, it ends this worker
+        traceback.print_exc()
         worker.note()
+        os._exit(1)  # atheris waits for a lock for ever where its mutator has raised
+    worker.note()
 
 
 def _guided(  # noqa: PLR0913, PLR0917  as `_drawn`

@@ -50,6 +50,7 @@ _PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.6
+_MOST_TOLD = 20
 _MOST_NESTED = 3  # files of torch in one another
 _MOST_PICKLES = 1_000_000  # one behind the other, as programs append them
 _OF_LEGACY = 5  # its pickles: magic, version, machine, structure, keys of storages
@@ -361,12 +362,29 @@ def _read_structure(
         archive.problems.append(Problem(kind, f"data.pkl {text}", name=name))
     for why in torchscript.classes(asked):
         archive.problems.append(Problem(Kind.UNSAFE, torchscript.unsafe(why), name=ANY))
+    seen = set[int]()
     for name, made in _tensors_of(tree):
+        seen.update(map(id, made.args if is_tuple(made.args) else ()))
         try:
             archive.tensors.append(tensor_of(name, made, archive.records))
         except Malformed as error:
             archive.problem(f"{name}: {error}", tensors=(name,))
+    for why in sorted(set(_of_no_tensor(asked, seen, archive.records)))[:_MOST_TOLD]:
+        archive.problem(f"of what is in no tensor, {why}: a load fails")
     return asked
+
+
+def _of_no_tensor(
+    asked: Asked, seen: Collection[int], records: dict[str, zips.Record]
+) -> Iterator[str]:
+    """Tell what is wrong with storages that no tensor shows: torch loads each that is named."""
+    for one in asked.outside:
+        if id(one) in seen:
+            continue
+        try:
+            storage_of(one.id, records)
+        except Malformed as error:
+            yield str(error)
 
 
 def _unsafe(record: str, asked: Asked, own: Collection[str] = ()) -> Iterator[Problem]:

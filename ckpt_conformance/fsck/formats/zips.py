@@ -297,6 +297,7 @@ UNREADABLE = (
     NotImplementedError,
     RuntimeError,
     ValueError,
+    OverflowError,
     EOFError,
 )
 """What the standard library raises for an archive that it cannot read."""

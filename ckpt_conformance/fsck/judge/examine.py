@@ -24,6 +24,7 @@ from ckpt_conformance.fsck.layouts.layouts import FOREIGN, Format
 from ckpt_conformance.fsck.source.clock import NO_LIMIT, Clock, timed
 from ckpt_conformance.fsck.source.findings import (
     NO_FACTS,
+    Finding,
     Kind,
     Malformed,
     Report,
@@ -130,6 +131,7 @@ def examine(
     works += judge_twice(context, candidate)
     judge_places(candidate, report)
     judge_megatron(context, candidate)
+    _fold(report)
     report.size = sum(_sizes(folder, candidate.files))
     report.changed = max(_times(folder, candidate.files), default=0.0) or None
     _links(overview, top, report, candidate)
@@ -203,13 +205,21 @@ def _ranks(candidate: Candidate, folder: Folder, report: Report) -> None:
     if candidate.is_alone:
         lost = [one for one in lost if folder.entry(one[0]) is None]
     lost = [one for one in lost if one[0] not in known]
-    for name, total in lost[:_MOST_LOST]:
+    for name, total in lost:
         report.say(Kind.MISSING, name, f"the file is missing: one of {total} that belong together")
-    if left := lost[_MOST_LOST:]:
-        what = f"this file and {len(left) - 1:,} more are missing of {left[0][1]:,}"
-        report.say(Kind.MISSING, left[0][0], what)
     if report.world_size is None:
         report.world_size = names.world_size(candidate.files)
+
+
+def _fold(report: Report) -> None:
+    """Put a number in the place of the many files that are missing where a name claims them."""
+    lost = [one for one in report.findings if one.kind is Kind.MISSING]
+    if not (left := lost[_MOST_LOST:]):
+        return
+    what = f"this file and {len(left) - 1:,} more are missing"
+    gone = set(map(id, left))
+    kept = [one for one in report.findings if id(one) not in gone]
+    report.findings[:] = [*kept, Finding(Kind.MISSING, left[0].file, what)]
 
 
 def _alone(candidate: Candidate, report: Report) -> None:

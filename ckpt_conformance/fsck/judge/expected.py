@@ -347,7 +347,7 @@ def _zero(
 ) -> Iterator[RuleFinding]:
     """Report which data-parallel ranks have no file like this one."""
     there = {int(one) for one in _firsts(names, match)}
-    wanted = set(range(total)) if total else set(range(max(there) + 1))
+    wanted = set(range(total or 1 + min(max(there), _MOST_RANKS)))
     for rank in sorted(wanted - there):
         start, end = match.span(1)
         of = f" of {total}" if total else ""

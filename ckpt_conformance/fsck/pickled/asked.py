@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ckpt_conformance.fsck.pickled.pickle_values import Name
+from ckpt_conformance.fsck.pickled.pickle_values import Name, Persistent
 
 
 class Trick(StrEnum):
@@ -33,6 +33,7 @@ class Asked:
         tricks: what it does besides.
         made: what INST or OBJ make an instance of, or call where it is no class.
         nested: bytes that it has torch load.
+        outside: every reference to something outside of it.
 
     """
 
@@ -43,6 +44,7 @@ class Asked:
     tricks: set[Trick] = field(default_factory=set[Trick])
     made: set[Name] = field(default_factory=set[Name])
     nested: list[Any] = field(default_factory=list[Any])
+    outside: list[Persistent] = field(default_factory=list[Persistent])
 
     def add(self, other: Asked) -> None:
         """Add what another pickle of the same file asks for, whose `nested` were looked into."""

@@ -239,6 +239,12 @@ class Machine:
         self.count_part()
         self.stack.append(value)
 
+    def push_outside(self, what: Any) -> None:  # noqa: ANN401  what a pickle holds
+        """Push a reference to something outside of the pickle."""
+        reference = Persistent(what)
+        self.asked.outside.append(reference)
+        self.push_made(reference)
+
     def push_call(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
         """Push what a call makes."""
         self.costs += effort.CALL
@@ -546,7 +552,7 @@ def _call_with_names(machine: Machine) -> None:
 
 
 def _persistent(machine: Machine) -> None:
-    machine.push_made(Persistent(machine.stack.pop()))
+    machine.push_outside(machine.stack.pop())
 
 
 def _build(machine: Machine) -> None:
@@ -676,7 +682,7 @@ def _duplicate(machine: Machine) -> None:
 
 
 def _persistent_line(machine: Machine) -> None:
-    machine.push_made(Persistent(_line(machine)))
+    machine.push_outside(_line(machine))
 
 
 def _instance(machine: Machine) -> None:
