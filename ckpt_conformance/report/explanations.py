@@ -190,6 +190,16 @@ EXPLANATIONS = {
         "export, name it yourself.",
         "is it an export? to resume, take one with an optimizer",
     ),
+    Topic.OTHER_TENSORS: Explanation(
+        "The weights, or the optimizer, of this step have tensors of other names or shapes than all "
+        "other steps of the run, which are the same: a file of another model, one that was not "
+        "gathered or saved in part, or a model that grows.",
+        "A load raises, or leaves the weights that it does not find as they were made: at random.",
+        "The names and shapes of both: `ckpt-conformance diff THIS_STEP THE_ONE_BEFORE`.",
+        "`fsck RUN --newest-whole` passes over the newest step where an older one is whole. If the "
+        "model has grown, name it yourself.",
+        "is it of this model? else take an older one",
+    ),
     Topic.REMARK: Explanation(
         "Something worth knowing that changes no state; the finding says what.",
         "It loads.",

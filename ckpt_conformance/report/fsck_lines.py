@@ -262,10 +262,13 @@ def _remarks(report: Report) -> int:
     return sum(one.kind is Kind.NOTE for one in report.findings) + bool(report.passed_over)
 
 
+_TOLD = (Topic.FEWER_FILES, Topic.OTHER_TENSORS)
+
+
 def _is_told(report: Report, options: Options) -> bool:
     """Return whether there is more to say of a checkpoint than its line."""
     is_enough = report.coverage >= options.least
-    is_less = any(one.topic is Topic.FEWER_FILES for one in report.findings)
+    is_less = any(one.topic in _TOLD for one in report.findings)
     is_plain = report.state is State.WHOLE and is_enough and not is_less
     return not is_plain or bool(report.not_finite)
 

@@ -389,6 +389,17 @@ def test_loose_weights_without_an_element_are_missing(tmp_path: Path) -> None:
 def test_weights_of_another_model_are_told(step: int, kind: Kind, run: Path) -> None:
     torch.save({"other.weight": torch.ones(3, 2)}, run / f"step_{step}" / "model.pt")
     assert told(run) == {step: [("model.pt", kind)]}
+    newest = judge_newest(run).newest_whole
+    assert newest is not None
+    assert newest.path == run / ("step_40" if step == 20 else "step_30")
+
+
+@pytest.mark.parametrize("step", [20, 40])
+def test_an_optimizer_of_another_model_has_a_remark(step: int, run: Path) -> None:
+    state = torch.load(run / f"step_{step}" / "optimizer.pt")
+    state["state"] = {key + 7: one for key, one in state["state"].items()}
+    torch.save(state, run / f"step_{step}" / "optimizer.pt")
+    assert told(run) == {step: [("optimizer.pt", Kind.NOTE)]}
 
 
 def test_weights_of_a_first_step_may_be_less(run: Path) -> None:

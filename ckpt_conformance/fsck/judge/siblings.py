@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 MOST = 2_000
 """Checkpoints of which is kept what neighbours are asked for."""
 _MOST_FILES = 64  # of one checkpoint; more are ranks, which are held against each other
+_WITH_TENSORS = frozenset({Role.MODEL, Role.OPTIMIZER})
 _FEW = 3  # neighbours that make a rule
 _FEW_PREPARED = 2  # where a library writes the same each time
 _SKIPPED = "skipped_steps"  # DeepSpeed's
@@ -666,18 +667,24 @@ def _gain(before: Kin, after: Kin, name: str, counter: str) -> int:
 
 
 def _other_tensors(run: Sequence[Kin]) -> Iterator[tuple[int, Finding]]:
-    """Find weights of which one step has nothing, or has other tensors than all others."""
-    for name in sorted({name for kin in run for name in kin.files if Role.MODEL in named(name)}):
-        known = {
+    """Find files of which one step has no tensor, or other tensors than all others.
+
+    A verdict is only for weights: an optimizer may make more states on the way.
+    """
+    known = {name for kin in run for name, file in kin.files.items() if file.tensors is not None}
+    for name in sorted(name for name in known if named(name) & _WITH_TENSORS):
+        own = {
             at: tensors
             for at, kin in enumerate(run)
             if name in kin.files and (tensors := kin.files[name].tensors) is not None
         }
-        at = _odd_one([one.mark for one in known.values()])
-        if at is not None and (at := [*known][at]):  # what a first step saves may be less
-            what = _what_is_odd(known, at, len(run) - 1)
-            if what is not None:
-                yield at, Finding(what[0], run[at].real(name), what[1], own_topic=Topic.ABSENT)
+        at = _odd_one([one.mark for one in own.values()])
+        if at is None or not (at := [*own][at]):  # what a first step saves may be less
+            continue
+        if what := _what_is_odd(own, at, len(run) - 1):
+            kind = what[0] if Role.MODEL in named(name) else Kind.NOTE
+            finding = Finding(kind, run[at].real(name), what[1], own_topic=Topic.OTHER_TENSORS)
+            yield at, finding
 
 
 def _odd_one(marks: Sequence[str]) -> int | None:

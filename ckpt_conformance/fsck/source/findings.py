@@ -104,6 +104,7 @@ class Topic(StrEnum):
     NO_CHECKSUM = "no-checksum"
     FEWER_FILES = "fewer-files"
     WEIGHTS_ALONE = "weights-alone"
+    OTHER_TENSORS = "other-tensors"
     REMARK = "remark"
 
 
@@ -115,8 +116,8 @@ STATES = {
     Kind.UNSAFE: State.UNSAFE,
 }
 SEVERITY = list(State)
-POORER = frozenset({Topic.FEWER_FILES, Topic.WEIGHTS_ALONE})
-"""What a whole checkpoint is told where others hold more: `--newest-whole` passes over it."""
+POORER = frozenset({Topic.FEWER_FILES, Topic.WEIGHTS_ALONE, Topic.OTHER_TENSORS})
+"""What a whole one is told where others hold more, or else: `--newest-whole` passes over it."""
 
 
 TOPICS = {
