@@ -191,8 +191,8 @@ EXPLANATIONS = {
         "is it an export? to resume, take one with an optimizer",
     ),
     Topic.OTHER_TENSORS: Explanation(
-        "The weights, or the optimizer, of this step have tensors of other names or shapes than all "
-        "other steps of the run, which are the same: a file of another model, one that was not "
+        "Weights or optimizer of this step have tensors of other names or shapes than all other "
+        "steps of the run, which are the same: a file of another model, one that was not "
         "gathered or saved in part, or a model that grows.",
         "A load raises, or leaves the weights that it does not find as they were made: at random.",
         "The names and shapes of both: `ckpt-conformance diff THIS_STEP THE_ONE_BEFORE`.",
