@@ -200,6 +200,16 @@ def test_a_part_of_a_pipeline_needs_weights_and_what_says_of_which_model_they_ar
     assert [one.file for one in report.findings if one.kind is Kind.MISSING] == [told]
 
 
+def test_a_pipeline_without_any_weights_is_incomplete(tmp_path: Path) -> None:
+    index = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DModel"]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text("{}")
+    (report,) = judge(tmp_path).reports
+    assert report.state is State.INCOMPLETE
+    assert "unet/" in {one.file for one in report.findings}
+
+
 def test_a_pipeline_with_steps_of_its_training_in_it_is_a_run(tmp_path: Path) -> None:
     pipeline(tmp_path)
     for step in (500, 1000):

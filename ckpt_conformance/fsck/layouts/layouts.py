@@ -531,11 +531,13 @@ def is_known(candidate: Candidate) -> bool:
 
 
 def _is_begun(candidate: Candidate) -> bool:
-    """Return whether a step has the configuration of a model, and nothing but texts beside it."""
+    """Return whether a step, or a pipeline, has its configuration, and nothing but texts beside."""
     names = [name.rpartition("/")[2] for name in candidate.files]
     is_step = OF_A_STEP.match(candidate.root.resolve().name)
-    is_begun = is_step and any(map(_BEGIN.fullmatch, names)) and all(map(is_text, names))
-    return bool(is_begun) and not is_known(candidate)
+    is_begun = (
+        is_step and any(map(_BEGIN.fullmatch, names))
+    ) or written.PIPELINE in candidate.files
+    return bool(is_begun) and all(map(is_text, names)) and not is_known(candidate)
 
 
 SIGNS = {Format.ORBAX: orbax.STEP, Format.SNAPSHOT: torchsnapshot.METADATA}
