@@ -135,3 +135,16 @@ def test_a_refusal_names_the_adapter_once() -> None:
     assert ours.about("x") == "adapter 'x' lacks 'open'"
     assert theirs.about("x") == "adapter 'x' cannot be made: ValueError: adapter of no kind"
     assert str(ours) == "AdapterError: adapter 'x' lacks 'open'"
+
+
+def test_a_part_of_the_suite_that_does_not_import_is_no_matter_of_an_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = ImportError("cannot import name 'durable'", name="ckpt_conformance.reference_impl")
+
+    def fails(_: str) -> None:
+        raise gone
+
+    monkeypatch.setattr(registry.importlib, "import_module", fails)
+    with pytest.raises(registry.AdapterError, match="this installation is not whole: pip install"):
+        registry.get("reference")

@@ -288,3 +288,21 @@ def test_a_call_whose_arguments_are_a_list_is_still_one_that_is_asked_for(tmp_pa
     torch.save({"a": torch.ones(2)}, tmp_path / "model.pt")
     (tmp_path / "notes").write_bytes(b"cos\nsystem\n(S'true'\nlR.")
     assert judge(tmp_path).state is State.UNSAFE
+
+
+@pytest.mark.parametrize("begin", [b"(dp0\n", b"(lp0\n"])
+def test_a_name_in_a_plain_pickle_that_breaks_off_is_asked_for(
+    begin: bytes, tmp_path: Path
+) -> None:
+    """All of it is text; a load imports the module before it fails."""
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt")
+    (tmp_path / "notes").write_bytes(begin + b"cantigravity\nfly\ntR.")
+    (report,) = judge(tmp_path).reports
+    assert report.state is State.UNSAFE
+
+
+def test_a_text_that_may_be_read_as_a_name_is_none(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt")
+    (tmp_path / "notes").write_text("(dear all,\ncall me\nsoon\n")
+    (report,) = judge(tmp_path).reports
+    assert report.state is State.WHOLE

@@ -42,6 +42,7 @@ _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain byte
 _REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
 SCRIPT = torchscript.SCRIPT
 _PROTOCOL = b"\x80"  # since protocol 2, a pickle begins with it
+_PLAIN = re.compile(rb"\([dl]p\d+\n")  # a dict or a list as protocol 0 begins it
 _NO_TEXT = re.compile(
     rb"[^\t\n\f\r\x1b\x20-\xff]"
 )  # signs that no text has in an encoding by bytes
@@ -292,7 +293,7 @@ def _stream_of(
 def _is_pickle(data: bytes, error: Broken) -> bool:
     """Return whether it is more than bytes that begin like a pickle: a text may ask for a name."""
     asked = error.asked
-    is_said = data.startswith(_PROTOCOL) and asked.names
+    is_said = (data.startswith(_PROTOCOL) or _PLAIN.match(data)) and asked.names
     is_no_text = any(_is_name(one.module) for one in asked.names) and _NO_TEXT.search(data)
     is_made = any(map(_is_name, asked.made))
     return bool(is_said or is_no_text or is_made or error.is_limit or asked.called or asked.tricks)
