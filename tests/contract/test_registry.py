@@ -145,6 +145,6 @@ def test_a_part_of_the_suite_that_does_not_import_is_no_matter_of_an_extra(
     def fails(_: str) -> None:
         raise gone
 
-    monkeypatch.setattr(registry.importlib, "import_module", fails)
+    monkeypatch.setattr("importlib.import_module", fails)
     with pytest.raises(registry.AdapterError, match="this installation is not whole: pip install"):
         registry.get("reference")
