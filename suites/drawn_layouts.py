@@ -9,10 +9,10 @@ import itertools
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import given, seed
 from hypothesis import strategies as st
 
-from ckpt_conformance.subject import worlds
+from ckpt_conformance.subject import drawing, worlds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,15 +120,7 @@ def each(subject: Subject, most: int, check: Callable[[Drawn], None]) -> None:
         if error := known[key]:
             raise error
 
-    quiet = settings(
-        max_examples=EXAMPLES[subject.budget],
-        database=None,
-        deadline=None,
-        phases=[Phase.generate, Phase.shrink],
-        verbosity=Verbosity.quiet,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
+    quiet = drawing.quiet(EXAMPLES[subject.budget])
     tensors: Any = st.tuples(*map(st.sampled_from, TENSORS.values()))
     drawn: Any = st.builds(_drawn, st.sampled_from(pairs(most)), tensors)
     draw: Any = given(drawn)

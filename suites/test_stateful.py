@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis import Phase, seed
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_save, points
-from ckpt_conformance.subject import controls
+from ckpt_conformance.subject import controls, drawing
 from ckpt_conformance.subject.checks import check, id_of
 from ckpt_conformance.suites import covering, sequences
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
@@ -173,15 +173,7 @@ def draw(
     """Draw scripts by the seed; of many, choose those with the most kinds of rule."""
     given: dict[str, object] = {"vocabulary": vocabulary, "damages": damages, "scripts": []}
     machine: Any = type("Scripts", (Draw,), given)
-    quiet = settings(
-        max_examples=4 * DRAWN,
-        stateful_step_count=RULES,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        verbosity=Verbosity.quiet,
-        suppress_health_check=list(HealthCheck),
-    )
+    quiet = drawing.quiet(4 * DRAWN, [Phase.generate], RULES)
     run_state_machine_as_test(seed(subject.seed)(machine), settings=quiet)
     scripts: list[list[Rule]] = machine.scripts
     return sorted(scripts, key=lambda script: -len(set(script)))[:DRAWN]

@@ -15,13 +15,13 @@ import random
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ckpt_conformance.contract import OpenOptions
 from ckpt_conformance.processes.memory import mount_place
-from ckpt_conformance.subject import names
+from ckpt_conformance.subject import drawing, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -225,14 +225,10 @@ def crowd(count: int) -> list[str]:
 
 def draw(on_tree: Callable[[Tree], None], pool: list[str], seed: int, examples: int) -> None:
     """Let Hypothesis draw trees and shrink the first that disagrees."""
-    from hypothesis import HealthCheck, given, settings
+    from hypothesis import given
     from hypothesis import seed as seeded
 
-    every = cast("list[HealthCheck]", list(HealthCheck))
-    quiet = settings(database=None, deadline=None, suppress_health_check=every)
-    limited = settings(quiet, max_examples=examples)
-
-    @limited
+    @drawing.quiet(examples)
     @seeded(seed)
     @given(trees(pool))
     def drawn(tree: Tree) -> None:
