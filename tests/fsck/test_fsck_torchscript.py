@@ -232,3 +232,18 @@ def test_a_class_that_no_source_defines_is_damage(tmp_path: Path) -> None:
     report = judge(path).reports[0]
     assert report.state is State.DAMAGED
     assert any("no source below code/ defines it" in one.what for one in report.findings)
+
+
+def test_constants_that_break_off_are_damage(tmp_path: Path) -> None:
+    """The load of TorchScript reads them; another file of pickles beside it, it does not."""
+    path = tmp_path / "model.pt"
+    source, target = io.BytesIO(scripted(nn.Linear(2, 2))), io.BytesIO()
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            new.writestr(name, data[:-1] if name.endswith("constants.pkl") else data)
+    path.write_bytes(target.getvalue())
+    with pytest.raises(RuntimeError, match="pickler"):
+        torch.jit.load(path)
+    (report,) = judge(path).reports
+    assert report.state is State.DAMAGED

@@ -46,6 +46,7 @@ _PLAIN = re.compile(rb"\([dl]p\d+\n")  # a dict or a list as protocol 0 begins i
 _NO_TEXT = re.compile(
     rb"[^\t\n\f\r\x1b\x20-\xff]"
 )  # signs that no text has in an encoding by bytes
+_CONSTANTS = "constants.pkl"  # of TorchScript
 _PACKAGE = ".data/extern_modules"  # torch.package writes it
 _PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
@@ -306,7 +307,7 @@ def _is_name(name: Name | str) -> bool:
 
 def _is_script(records: dict[str, zips.Record]) -> bool:
     """Return whether `torch.jit.save` wrote an archive: its classes stand below `code/`."""
-    return "constants.pkl" in records and any(name.startswith("code/") for name in records)
+    return _CONSTANTS in records and any(name.startswith("code/") for name in records)
 
 
 def _read_script(
@@ -415,6 +416,8 @@ def _read_others(file: Readable, records: dict[str, zips.Record], archive: Archi
             asked = error.asked if isinstance(error, Broken) else asked
             if isinstance(error, NotRead):
                 archive.problems.append(Problem(Kind.UNKNOWN, f"{clip(name)}: {error}"))
+            elif own and name == _CONSTANTS:
+                archive.problem(f"{name}: {error}")  # torch.jit.load reads it
         archive.problems += _unsafe(name, asked, own)
 
 
