@@ -35,7 +35,7 @@ from ckpt_conformance.harness.messages import (
     whole,
 )
 from ckpt_conformance.processes import lifecycle
-from ckpt_conformance.subject import controls, oracle, undisturbed
+from ckpt_conformance.subject import oracle, undisturbed
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
@@ -446,6 +446,6 @@ class Subject:
             wanted = legal.get(step or 0)
             evidence = self.evidence(result, wanted, outcome=str(outcome), **more)
             if outcome is Outcome.SILENT_WRONG:
-                controls.require(undisturbed.saves_leave_the_run, self)
+                undisturbed.require(self)
             raise Violation(f"{message}: {outcome}", evidence=evidence)
         return outcome
