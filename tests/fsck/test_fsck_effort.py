@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import pickle
+import sys
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -91,6 +93,17 @@ def test_a_structure_that_takes_too_long_is_unknown(sort: str, tmp_path: Path) -
     assert found.kind is Kind.UNKNOWN
     assert "steps that are followed" in found.what
     assert report.state in (State.UNKNOWN, State.UNSAFE)  # no list has `a.b`
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_keys_of_one_hash_take_as_long_as_they_are_compared(*, at_once: bool) -> None:
+    """Numbers that differ by a multiple of the modulus have one hash: a dict compares all."""
+    keys = [number * sys.hash_info.modulus for number in range(1, 3_000)]
+    data = pickle.dumps(dict.fromkeys(keys) if at_once else [{key: 0} for key in keys], protocol=2)
+    with pytest.raises(Unfinished):
+        pickles.load(data)
+    others = {hash(f"{key}") | 1 << 62: None for key in keys}
+    assert pickles.load(pickle.dumps(others, protocol=2))[0] == others
 
 
 @pytest.mark.parametrize("name", ["a.pkl", "state.pickle"])

@@ -21,6 +21,7 @@ import torch
 from unsafe_corpus import Evil
 
 from ckpt_conformance.contract import trees
+from ckpt_conformance.fsck.code import keras_hdf5
 from ckpt_conformance.fsck.diff.diff import diff
 from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, State
@@ -436,3 +437,54 @@ def test_a_text_of_flax_that_is_no_unicode_is_damage(golden: Path) -> None:
     assert "no UTF-8" in report.findings[0].what
     path.write_bytes(b"\x81\xa1\xc7\x01")
     assert only(path).state is State.WHOLE
+
+
+# -- models of Keras in HDF5 -----------------------------------------------------------------------
+
+
+def of_keras(golden: Path, target: Path, config: object) -> None:
+    """Put a configuration where the attribute of a model is: anywhere behind what is there."""
+    text = config if isinstance(config, bytes) else json.dumps(config).encode()
+    target.write_bytes(
+        (golden / "model.h5").read_bytes() + b"\0model_config\0\0" + text + b"\0\xff"
+    )
+
+
+def layers(*layers: dict[str, object]) -> dict[str, object]:
+    config = [{"class_name": "Dense", "module": "keras.layers", "config": {}}, *layers]
+    return {"class_name": "Sequential", "config": {"name": "s", "layers": config}}
+
+
+LAMBDA = {"class_name": "Lambda", "config": {"function": {"class_name": "__lambda__"}}}
+
+
+def test_a_model_of_keras_in_hdf5_is_looked_at(golden: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.h5"
+    of_keras(golden, path, layers())
+    assert only(path).state is State.WHOLE
+    of_keras(golden, path, layers(LAMBDA))
+    assert only(path).state is State.UNSAFE
+    of_keras(golden, path, layers({"class_name": "C", "module": "my.own", "config": {}}))
+    assert only(path).state is State.UNSAFE
+
+
+@pytest.mark.parametrize("before", [b"{", b'{"a": ', b'{"x": 1}', b"\xff" * 100])
+def test_what_lies_before_the_configuration_hides_nothing(
+    before: bytes, golden: Path, tmp_path: Path
+) -> None:
+    escaped = json.dumps(layers(LAMBDA)).replace("Lambda", "\\u004cambda").encode()
+    of_keras(golden, tmp_path / "model.h5", before + escaped)
+    assert only(tmp_path / "model.h5").state is State.UNSAFE
+
+
+def test_a_model_without_a_configuration_is_unknown(golden: Path, tmp_path: Path) -> None:
+    of_keras(golden, tmp_path / "model.h5", b"none")
+    assert only(tmp_path / "model.h5").state is State.UNKNOWN
+
+
+def test_a_configuration_that_two_pieces_share_is_found(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keras_hdf5, "_PIECE", 50)
+    of_keras(golden, tmp_path / "model.h5", layers(LAMBDA))
+    assert only(tmp_path / "model.h5").state is State.UNSAFE

@@ -313,3 +313,20 @@ def test_weights_of_a_library_without_an_element_are_missing(
     assert [one.file for one in report.findings if one.kind is Kind.MISSING] == [
         "model.safetensors"
     ]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["iter-1000-of-5000.pt", "iter-2000-of-5000.pt"],
+        ["epoch_3_of_10.pth", "epoch_4_of_10.pth"],
+        ["run_step-10-of-30.pt", "run_step-20-of-30.pt"],
+    ],
+)
+def test_a_step_of_so_many_is_no_part_of_a_set(names: list[str], tmp_path: Path) -> None:
+    for name in names:
+        torch.save({"model": {"a": torch.ones(2)}}, tmp_path / name)
+    result = judge(tmp_path)
+    assert {one.path.name: one.state for one in result.reports} == dict.fromkeys(names, State.WHOLE)
+    assert result.newest_whole is not None
+    assert result.newest_whole.path.name == names[-1]

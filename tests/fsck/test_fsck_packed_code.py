@@ -120,3 +120,18 @@ def test_a_bomb_costs_no_more_than_the_budget(monkeypatch: pytest.MonkeyPatch) -
     stream = any_file.read(io.BytesIO(data), len(data), "a")
     assert stream is not None
     assert stream.is_limit
+
+
+@pytest.mark.parametrize("before", [b"#!/bin/sh\nexit 0\n", b"\0" * 64, b"\x7fELF"])
+@pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_code_in_a_zip_that_begins_further_on_is_unsafe(
+    before: bytes, how: int, tmp_path: Path
+) -> None:
+    """Readers of zips begin at the end, as that of pandas does: what is in front is no matter."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", how) as archive:
+        archive.writestr("state.pkl", pickle.dumps(Evil()))
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt")
+    (tmp_path / "state.pkl.zip").write_bytes(before + packed.getvalue())
+    (report,) = judge(tmp_path).reports
+    assert report.state is State.UNSAFE

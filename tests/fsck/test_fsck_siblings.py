@@ -425,3 +425,17 @@ def test_a_newest_step_without_the_config_of_the_others_has_a_remark(run: Path) 
     for step in STEPS[:-1]:
         (run / f"step_{step}" / "config.json").write_text("{}")
     assert told(run) == {40: [("config.json", Kind.NOTE)]}
+
+
+def test_weights_alone_of_lightning_are_passed_over(tmp_path: Path) -> None:
+    own = {"pytorch-lightning_version": "2.6.6", "state_dict": {"w": torch.ones(2)}, "epoch": 1}
+    adam = {
+        "state": {0: {"step": torch.tensor(4.0)}},
+        "param_groups": [{"lr": 1e-3, "params": [0]}],
+    }
+    resumes = {"optimizer_states": [adam], "lr_schedulers": [], "loops": {}, "callbacks": {"x": 1}}
+    torch.save(own | resumes | {"global_step": 4}, tmp_path / "epoch=0-step=4.ckpt")
+    torch.save(own | {"global_step": 6, "callbacks": {"x": 1}}, tmp_path / "final_weights.ckpt")
+    newest = judge_newest(tmp_path).newest_whole
+    assert newest is not None
+    assert newest.path.name == "epoch=0-step=4.ckpt"

@@ -110,7 +110,22 @@ def _look(file: Readable, length: int, layer: _Layer) -> Stream | None:
     stream = read_stream(file, length)
     if stream is None and (packer := packer_of(head)):
         return _unpacked(file, length, packer, layer)
-    return stream
+    return _with_a_zip_behind(stream, file, length, layer)
+
+
+def _with_a_zip_behind(
+    stream: Stream | None, file: Readable, length: int, layer: _Layer
+) -> Stream | None:
+    """Look for a zip that begins somewhere in a file: readers begin at its end, as Python's."""
+    if not zipfile.is_zipfile(WholeFile(file, length)):
+        return stream
+    zipped = _together(_zipped(file, length, layer))
+    if zipped is None:
+        return stream
+    if stream is None:
+        return replace(zipped, is_archive=True)
+    stream.asked.add(zipped.asked)
+    return replace(stream, is_limit=stream.is_limit or zipped.is_limit)
 
 
 def _not_looked_into(error: NotRead) -> Stream:

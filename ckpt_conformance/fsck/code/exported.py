@@ -95,8 +95,13 @@ def of_keras(archive: zipfile.ZipFile) -> Iterator[Unsafe]:
     """Yield what a load of a model of Keras may run; raises as `of_export` does."""
     for member in archive.infolist():
         if member.filename == "config.json":
-            for why in _some(_walk(_json(archive, member), _of_layer)):
+            for why in in_config(_json(archive, member)):
                 yield Unsafe(f"config.json {why.what}", why.name)
+
+
+def in_config(value: object) -> list[Unsafe]:
+    """Return what of the configuration of a model Keras runs, or imports."""
+    return _some(_walk(value, _of_layer))
 
 
 def _json(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> object:

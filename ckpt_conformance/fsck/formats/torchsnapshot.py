@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 METADATA = ".snapshot_metadata"
+_TEXT = "tag:yaml.org,2002:str"
 RAW, PICKLED = "buffer_protocol", "torch_save"
 _PACKED = ("per_tensor_qtensor", "per_channel_qtensor")
 _MOST_YAML = 8 << 20  # a parser of YAML takes some 100 times as much
@@ -142,15 +143,20 @@ def _patient(yaml: Any) -> Any:  # noqa: ANN401  it has no declared types
 
     The parser of libyaml makes all nodes in one call otherwise, which no signal ends.
     """
-    if not hasattr(yaml, "CSafeLoader"):
-        return yaml.SafeLoader
+    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    class Loader(yaml.composer.Composer, yaml.CSafeLoader):  # type: ignore[misc]  # any class
-        """Nodes by Python, of events that C parses."""
+    class Loader(yaml.composer.Composer, base):  # type: ignore[misc]  # any class
+        """Nodes by Python, of events that C parses where it is there."""
 
         def __init__(self, stream: bytes) -> None:
-            yaml.CSafeLoader.__init__(self, stream)
+            base.__init__(self, stream)
             yaml.composer.Composer.__init__(self)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> object:  # noqa: ANN401, FBT001, FBT002
+            """Make a dict of texts: numbers can be chosen so that each is compared with all."""
+            if any(key.tag != _TEXT for key, _ in node.value):
+                raise yaml.constructor.ConstructorError(None, None, "a key that is no text")
+            return base.construct_mapping(self, node, deep)
 
         def compose_node(self, parent: object, index: object) -> object:
             """Compose a node and what is in it."""

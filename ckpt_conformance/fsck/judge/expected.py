@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckpt_conformance.fsck.judge.placed import LIGHTNING
 from ckpt_conformance.fsck.layouts.layouts import is_index
 from ckpt_conformance.fsck.layouts.names import PIPELINE
 from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind, Malformed
@@ -400,7 +401,7 @@ def _other_size(said: int, sizes: list[int]) -> RuleFinding:
 def _lightning(candidate: Candidate, report: Report) -> None:
     """One file with a version of Lightning in it: the step, and whether it can be resumed."""
     for name, facts in report.facts.items():
-        if "pytorch-lightning_version" not in facts.values:
+        if LIGHTNING not in facts.values:
             continue
         report.layout = "lightning"
         step = facts.number("global_step")

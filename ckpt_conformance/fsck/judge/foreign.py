@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.code import exported
+from ckpt_conformance.fsck.code import exported, keras_hdf5
 from ckpt_conformance.fsck.formats import any_zip, flax, foreign, gguf
 from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.judge.looks import look
@@ -59,6 +59,8 @@ def foreign_part(context: Context, name: str, form: Format) -> list[Work]:
     except (OSError, Malformed) as error:
         context.refuse(name, error)
         return []
+    if form is Format.HDF5:
+        _code_of_hdf5(context, name)
     context.report.tensors += structure.tensors
     _say(context, name, structure.title, f"{structure.judged}; nothing protects the values")
     for one in structure.external:
@@ -86,6 +88,19 @@ def _zip(context: Context, name: str, form: Format) -> list[Work]:
     if not is_read:
         return []
     return [Work(sum(one.packed for one in found), partial(_check, context.folder, name))]
+
+
+def _code_of_hdf5(context: Context, name: str) -> None:
+    """Report what Keras runs of a model in HDF5."""
+    try:
+        with context.folder.open(name) as file:
+            found = keras_hdf5.of_hdf5(file, context.folder.size(name))
+    except (OSError, Malformed) as error:
+        context.refuse(name, error)
+        return
+    context.report.findings += [
+        Finding(Kind.UNSAFE, name, f"its configuration {one.what}", name=one.name) for one in found
+    ]
 
 
 _CODE = {Format.KERAS: exported.of_keras, Format.EXPORT: exported.of_export}

@@ -218,6 +218,8 @@ def counts_of(facts: Facts) -> dict[str, int]:
 # -- a model, or an optimizer, alone ---------------------------------------------------------------
 
 _TO_RESUME = frozenset({Role.MODEL, Role.OPTIMIZER})
+LIGHTNING = "pytorch-lightning_version"  # a key of each of its files
+_OPTIMIZERS = "optimizer_states"
 _OF_NAMES = frozenset({Format.SAFETENSORS, Format.INDEX})
 """Formats without roles inside: a name has to say that it is an optimizer's."""
 
@@ -245,5 +247,8 @@ def _roles_of(part: Part, report: Report) -> frozenset[Role] | None:
     name = part.base + part.name
     if part.form in _OF_NAMES:
         return named(name) or frozenset({Role.MODEL})
-    held = report.facts.get(name, NO_FACTS).held
+    facts = report.facts.get(name, NO_FACTS)
+    if LIGHTNING in facts.values:  # whatever else callbacks put there
+        return _TO_RESUME if _OPTIMIZERS in facts.values else frozenset({Role.MODEL})
+    held = facts.held
     return held.roles if held is not None and held.is_known else None

@@ -23,6 +23,9 @@ _SHARD = re.compile(
 # Of experts and of contexts; where no other part is named, an epoch and a checkpoint.
 _MAYBE_PART = re.compile(r"(?:^|[._-])[ec]p[_-]?\d+(?:[_-]of[_-]\d+)?")
 _WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch|(?<![a-z])(?:itr?|gs)"
+_OF_THE_RUN = re.compile(
+    rf"((?:{_WORDS}|epoch|(?<![a-zA-Z])ep|updates?)[-_=]?\d+)[_-]of[_-]\d+", re.IGNORECASE
+)
 # What may stand around a number; `model (1).pt` is a copy that a browser or a file manager made.
 _BEFORE, _AFTER = r"(?:[-_=+:#@~, [{]|\((?=\d\d))", r"[-_.)\]} ]"
 _STEP = (
@@ -103,7 +106,11 @@ _OF_LIGHTNING = re.compile(r".*=.*|last|.*-v\d+")
 
 
 def without_parts(name: str) -> str:
-    """Return a name without what tells the parts of one save apart: ranks, numbers of shards."""
+    """Return a name without what tells the parts of one save apart: ranks, numbers of shards.
+
+    Of a step it may say of how many in the run it is: that is no part.
+    """
+    name = _OF_THE_RUN.sub(r"\1", name)
     rest = _SHARD.sub("", name)
     return _MAYBE_PART.sub("", rest) if rest != name else rest
 

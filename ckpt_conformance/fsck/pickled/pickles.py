@@ -14,6 +14,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import struct
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -54,6 +55,7 @@ _MOST_LINE = 1 << 20
 _MOST_NUMBER = 8  # bytes of one
 _MOST_DIGITS = 4000
 _AT_ONCE = 1000  # instructions between two looks at the limits
+_MOST_COSTS = 1_000_000  # units without a look at the limits
 _STOP = ord(".")
 
 
@@ -112,6 +114,7 @@ class Machine:
         self.loose: Counter[Name] = Counter()  # how often a name was pushed, and not made use of
         self.has_gaps = False
         self.parts = 0
+        self.alike: Counter[int] = Counter()  # large numbers as keys, by their hash
         self.costs = 0  # units of `effort` since the last look at it, beyond the instructions
         self.dtypes: list[Made] = []
         self.fault = ""  # found on the way, and no reason for Python's own machine to stop
@@ -317,6 +320,14 @@ class Machine:
         self.loose[of] -= 1
         self.loose[outer] -= 1
         self.push_name(outer.module, f"{outer.name}.{inner}")
+
+    def note_large(self, key: int) -> None:
+        """Count what it takes to find the place of a key whose hash others have, too."""
+        self.alike[hash(key)] += 1
+        self.costs += self.alike[hash(key)]
+        if self.costs > _MOST_COSTS:
+            clock.check_latest()
+            self._check_effort()
 
     def note_call(self, of: Any, args: Any) -> None:  # noqa: ANN401  what a pickle holds
         """Note that something is called, which takes its name from the stack."""
@@ -579,6 +590,8 @@ def _key(machine: Machine, value: Any) -> Any:  # noqa: ANN401  what a pickle ho
             raise Limit("the pickle has a key of more parts than any save writes")
         if is_tuple(part):
             pending.extend(part)
+        elif type(part) is int and abs(part) >= sys.hash_info.modulus:
+            machine.note_large(part)
         elif is_list(part) or is_dict(part):
             raise Malformed(f"the pickle has a {type(part).__name__} as a key")
     machine.costs += parts
