@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-MOST = 64_000_000
-"""Units for a file: eight seconds. A list of ten million numbers takes 20 million units."""
+MOST = 40_000_000
+"""Units for a file: five seconds. A list of ten million numbers takes ten million units."""
 
 NAME, CALL, ITEMS, LINE = 8, 14, 6, 3
 """Units of a name that is imported, of a call or an instance, of items that are set at once, and of
