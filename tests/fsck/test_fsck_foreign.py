@@ -482,6 +482,15 @@ def test_a_model_without_a_configuration_is_unknown(golden: Path, tmp_path: Path
     assert only(tmp_path / "model.h5").state is State.UNKNOWN
 
 
+def test_a_configuration_that_is_too_long_is_unknown(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keras_hdf5, "_MOST", 100)
+    padded = LAMBDA | {"name": "x" * 200}
+    of_keras(golden, tmp_path / "model.h5", layers(padded))
+    assert only(tmp_path / "model.h5").state is State.UNKNOWN
+
+
 def test_a_configuration_that_two_pieces_share_is_found(
     golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

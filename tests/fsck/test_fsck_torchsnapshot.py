@@ -305,3 +305,12 @@ def test_what_runs_in_the_place_of_a_tensor_is_unsafe(golden: Path) -> None:
     pickled = evil.TWO + evil.system(Path("ran")) + b"."
     path.write_bytes(pickled.ljust(path.stat().st_size, b"\0"))
     assert only(golden / "step_1").state is State.UNSAFE
+
+
+def test_keys_that_are_no_texts_are_refused(tmp_path: Path) -> None:
+    """Numbers can be chosen so that a dict compares each with all others: that takes hours."""
+    keys = "\n".join(f"{number * sys.hash_info.modulus}: 0" for number in range(1, 50_000))
+    (tmp_path / ".snapshot_metadata").write_text(f"version: 0.1.0\nworld_size: 1\n{keys}\n")
+    (report,) = judge(tmp_path).reports
+    assert report.state is State.DAMAGED
+    assert any("a key that is no text" in one.what for one in report.findings)

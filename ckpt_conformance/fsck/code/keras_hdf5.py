@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.source import Readable
 
 _ATTRIBUTE = b"model_config"
-_PIECE = 16 << 20
+_PIECE = 8 << 20
 _MOST = 8 << 20  # bytes of a configuration: those of the largest models take some 2 MB
 _OBJECT = re.compile(rb'\{\s*"[^"\x00-\x1f]{0,200}"\s*:')
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
@@ -30,7 +30,7 @@ def of_hdf5(file: Readable, length: int) -> list[Unsafe]:
     """Return what a load of a model of Keras may run.
 
     Raises:
-        NotRead: it is a model, and no configuration was found in it.
+        NotRead: it is a model, and no configuration was found in it, or one that is too long.
         OSError, Malformed: it cannot be read.
 
     """
@@ -61,6 +61,8 @@ def _objects(data: bytes, most: int) -> Iterator[object]:
         at = match.end()
         try:
             value = parse_any_json(data[match.start() : end])
+        except NotRead:
+            raise
         except Malformed:
             continue
         at = end
@@ -68,10 +70,15 @@ def _objects(data: bytes, most: int) -> Iterator[object]:
 
 
 def _end_of(data: bytes, start: int) -> int:
-    """Return where an object ends by its braces; where it begins if it does not end in time."""
-    depth = 0
-    for match in _TOKEN.finditer(data, start, min(len(data), start + _MOST)):
+    """Return where an object ends by its braces; where it begins if it does not end in the file.
+
+    Raises NotRead where it is too long.
+    """
+    depth, end = 0, min(len(data), start + _MOST)
+    for match in _TOKEN.finditer(data, start, end):
         depth += {b"{": 1, b"}": -1}.get(match[0], 0)
         if not depth:
             return match.end()
+    if end < len(data):
+        raise NotRead(f"it has a JSON text of more than {_MOST} bytes at {start}")
     return start

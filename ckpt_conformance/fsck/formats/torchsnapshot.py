@@ -143,7 +143,7 @@ def _patient(yaml: Any) -> Any:  # noqa: ANN401  it has no declared types
 
     The parser of libyaml makes all nodes in one call otherwise, which no signal ends.
     """
-    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(yaml.composer.Composer, base):  # type: ignore[misc]  # any class
         """Nodes by Python, of events that C parses where it is there."""
