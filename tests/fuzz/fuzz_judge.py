@@ -453,6 +453,7 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     ("torch", "Can't get attribute"),
     ("dcp", "TypeError"),
     ("dcp", "AttributeError"),
+    ("dcp", "expected str, bytes or os.PathLike object"),  # a TypeError that torch tells as its own
 )
 """How, and words of the error, of loads that fail and are whole all the same.
 
