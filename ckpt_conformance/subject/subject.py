@@ -374,7 +374,10 @@ class Subject:
 
     def materialize(self, golden: Golden, step: int | None = None) -> None:
         """Make the directory what it was after the save of `step` (the last by default)."""
-        trees.materialize(golden.snapshot(golden.saves[-1] if step is None else step), self.root)
+        step = golden.saves[-1] if step is None else step
+        if not golden.snapshot(step).is_dir():
+            raise control_failed(f"a run without faults ends well, and never saves step {step}")
+        trees.materialize(golden.snapshot(step), self.root)
 
     # -- judging -----------------------------------------------------------------------------------
 

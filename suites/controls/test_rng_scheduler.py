@@ -487,6 +487,7 @@ def test_what_is_computed_at_the_call_is_not_another_components(subject: Subject
     those of the next component lie there, and are taken for the ones before (G14).
     How: an average and held gradients, both copies of equal shapes at each call, are compared.
     """
+    subject.need(holds=("gradients",))
     resumption.arrive(subject, "computed", owner=True)
     message = "state that was computed at the call is not what was saved"
     resumption.identity(subject, "ema", message, kind="computed")
