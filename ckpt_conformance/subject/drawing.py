@@ -6,7 +6,7 @@ draws is said by the seed of the session alone, so every setting is given here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,6 @@ def quiet(examples: int, phases: Sequence[Phase] = (), steps: int = 50) -> setti
         derandomize=False,
         print_blob=False,
         report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)),
         verbosity=Verbosity.quiet,
     )
