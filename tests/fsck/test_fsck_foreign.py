@@ -497,3 +497,11 @@ def test_a_configuration_that_two_pieces_share_is_found(
     monkeypatch.setattr(keras_hdf5, "_PIECE", 50)
     of_keras(golden, tmp_path / "model.h5", layers(LAMBDA))
     assert only(tmp_path / "model.h5").state is State.UNSAFE
+
+
+@pytest.mark.parametrize("key", [b"\x90", b"\x80", b"\xdc\0\0", b"\x91\x01"])
+def test_a_key_of_msgpack_that_no_dict_takes_is_damage(key: bytes, tmp_path: Path) -> None:
+    (tmp_path / "flax_model.msgpack").write_bytes(b"\x81" + key + b"\x01")
+    assert only(tmp_path / "flax_model.msgpack").state is State.DAMAGED
+    (tmp_path / "flax_model.msgpack").write_bytes(b"\x82\xa1k" + key + b"\x01\x02")
+    assert only(tmp_path / "flax_model.msgpack").state is State.WHOLE

@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 import pickle
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -135,3 +136,27 @@ def test_code_in_a_zip_that_begins_further_on_is_unsafe(
     (tmp_path / "state.pkl.zip").write_bytes(before + packed.getvalue())
     (report,) = judge(tmp_path).reports
     assert report.state is State.UNSAFE
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_member_that_cannot_be_unpacked_hides_no_other(how: int, tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a.bin", os.urandom(300), how)
+        archive.writestr("state.pkl", pickle.dumps(Evil()), zipfile.ZIP_STORED)
+    data = bytearray(packed.getvalue())
+    data[40:200] = b"\xff" * 160
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt")
+    (tmp_path / "more.zip").write_bytes(data)
+    (report,) = judge(tmp_path).reports
+    assert report.state is State.UNSAFE
+
+
+def test_an_archive_of_several_disks_is_read_by_nobody(tmp_path: Path) -> None:
+    """Its end says a second disk: zipfile refuses it in words of its own."""
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt")
+    locator = b"PK\x06\x07" + struct.pack("<LQL", 0, 0, 2)
+    end = b"PK\x05\x06" + b"\0" * 18
+    (tmp_path / "more").write_bytes(b"text" * 20 + locator + end)
+    (report,) = judge(tmp_path).reports
+    assert report.state is State.WHOLE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import pickletools
 import struct
 import tarfile
@@ -370,6 +371,8 @@ def zipped(data: bytes, rng: random.Random) -> bytes:
         members = _members(data)
     except (
         zipfile.BadZipFile,
+        OSError,
+        lzma.LZMAError,
         OverflowError,
         zlib.error,
         ValueError,

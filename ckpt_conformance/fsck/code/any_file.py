@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import lzma
 import struct
 import tarfile
 import zipfile
@@ -117,7 +118,11 @@ def _with_a_zip_behind(
     stream: Stream | None, file: Readable, length: int, layer: _Layer
 ) -> Stream | None:
     """Look for a zip that begins somewhere in a file: readers begin at its end, as Python's."""
-    if not zipfile.is_zipfile(WholeFile(file, length)):
+    try:
+        is_zip = zipfile.is_zipfile(WholeFile(file, length))
+    except UNREADABLE:  # of several disks: no reader in Python goes on
+        is_zip = False
+    if not is_zip:
         return stream
     zipped = _together(_zipped(file, length, layer))
     if zipped is None:
@@ -281,8 +286,11 @@ def _up_to_the_fault(data: bytearray, opened: Unpacked | IO[bytes], most: int) -
     try:
         while len(data) < most and (piece := opened.read(min(most - len(data), 1 << 16))):
             data += piece
-    except (zipfile.BadZipFile, zlib.error):
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError):
         pass
+    except OSError as error:
+        if error.errno is not None:  # of a disk; that of bzip2 has no number
+            raise
     return bytes(data[:most])
 
 

@@ -138,29 +138,41 @@ _BYTES = (
     | {0xC7: (">B", 1), 0xC8: (">H", 1), 0xC9: (">I", 1)}
 )
 _HOLDERS = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I", 2)}
+_MAPS = (0xDE, 0xDF)
 _EXTENSIONS = range(0xC7, 0xCA)
 
 
 def read_msgpack(file: Readable, size: int) -> Structure:
     """Walk a file of msgpack: one value, which ends where the file does."""
     reader = Fields(file, size)
-    left, tensors = [1], 0
+    left, tensors = [(1, False)], 0  # values to come, and whether each second one is a key
     while left:
-        if not left[-1]:
-            left.pop()
+        number, is_map = left.pop()
+        if not number:
             continue
-        left[-1] -= 1
+        left.append((number - 1, is_map))
         reader.count()
         sign = reader.take(1)[0]
+        if is_map and number % 2 == 0 and _is_no_key(sign):
+            raise Malformed("a map has a key that is no plain value", reader.at - 1, reader.at)
         tensors += sign in _EXTENSIONS
         held = _held(reader, sign)
         if held:
-            left.append(held)
+            left.append((held, _is_map(sign)))
         if len(left) > _MOST_LEVELS:
             raise TooLarge("it is nested deeper than is looked into")
     if reader.at != size:
         raise Malformed(f"{size - reader.at} bytes follow its end", reader.at, size)
     return Structure("msgpack, as flax writes it", "the lengths of all values", tensors)
+
+
+def _is_map(sign: int) -> bool:
+    return sign < 0x90 or sign in _MAPS  # noqa: PLR2004  of few pairs; a number holds nothing
+
+
+def _is_no_key(sign: int) -> bool:
+    """Return whether a value is a list, a map or an array: no dict takes it as a key."""
+    return 0x80 <= sign < 0xA0 or sign in _HOLDERS or sign in _EXTENSIONS  # noqa: PLR2004  as below
 
 
 def _held(reader: Fields, sign: int) -> int:

@@ -9,6 +9,7 @@ left to `sums`, as spans. TorchScript packs the texts below `code/`: those are u
 from __future__ import annotations
 
 import io
+import lzma
 import struct
 import zipfile
 import zlib
@@ -298,6 +299,7 @@ UNREADABLE = (
     RuntimeError,
     ValueError,
     OverflowError,
+    lzma.LZMAError,
     EOFError,
 )
 """What the standard library raises for an archive that it cannot read."""
