@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as from_safetensors
 
 from ckpt_conformance.fsck.formats import gguf, safetensors_file
+from ckpt_conformance.fsck.judge import parts
 from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, State, TooLarge
 from ckpt_conformance.fsck.source.untrusted import MOST_WEIGHT, parse_json, weight
@@ -194,3 +195,9 @@ def test_a_gguf_of_too_many_tensors_is_a_finding(tmp_path: Path) -> None:
     report = only(tmp_path)
     assert report.state is State.UNKNOWN
     assert any("500001 tensors" in one.what for one in report.findings)
+
+
+def test_no_more_elements_are_counted_than_json_has_numbers() -> None:
+    """With strides of 0 a shape may claim any number, and what is known of a file is kept."""
+    assert parts.tensors_in([("w", (1 << 40, 1 << 40)), ("b", (3,))]).elements == 1 << 62
+    assert parts.tensors_in([("w", (2, 3)), ("b", (3,))]).elements == 9
