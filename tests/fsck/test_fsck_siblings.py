@@ -402,6 +402,16 @@ def test_an_optimizer_of_another_model_has_a_remark(step: int, run: Path) -> Non
     assert told(run) == {step: [("optimizer.pt", Kind.NOTE)]}
 
 
+def test_an_optimizer_that_has_made_more_states_is_not_passed_over(run: Path) -> None:
+    state = torch.load(run / "step_40" / "optimizer.pt")
+    state["state"][99] = {"exp_avg": torch.ones(5)}
+    torch.save(state, run / "step_40" / "optimizer.pt")
+    assert told(run) == {40: [("optimizer.pt", Kind.NOTE)]}
+    newest = judge_newest(run).newest_whole
+    assert newest is not None
+    assert newest.path == run / "step_40"
+
+
 def test_weights_of_a_first_step_may_be_less(run: Path) -> None:
     torch.save({}, run / "step_10" / "model.pt")
     assert told(run) == {}

@@ -669,7 +669,8 @@ def _gain(before: Kin, after: Kin, name: str, counter: str) -> int:
 def _other_tensors(run: Sequence[Kin]) -> Iterator[tuple[int, Finding]]:
     """Find files of which one step has no tensor, or other tensors than all others.
 
-    A verdict is only for weights: an optimizer may make more states on the way.
+    A verdict is only for weights: an optimizer may make more states on the way, and is not passed
+    over then.
     """
     known = {name for kin in run for name, file in kin.files.items() if file.tensors is not None}
     for name in sorted(name for name in known if named(name) & _WITH_TENSORS):
@@ -682,9 +683,11 @@ def _other_tensors(run: Sequence[Kin]) -> Iterator[tuple[int, Finding]]:
         if at is None or not (at := [*own][at]):  # what a first step saves may be less
             continue
         if what := _what_is_odd(own, at, len(run) - 1):
-            kind = what[0] if Role.MODEL in named(name) else Kind.NOTE
-            finding = Finding(kind, run[at].real(name), what[1], own_topic=Topic.OTHER_TENSORS)
-            yield at, finding
+            is_model = Role.MODEL in named(name)
+            has_more = own[at].elements > max(one.elements for on, one in own.items() if on != at)
+            topic = Topic.REMARK if has_more and not is_model else Topic.OTHER_TENSORS
+            kind = what[0] if is_model else Kind.NOTE
+            yield at, Finding(kind, run[at].real(name), what[1], own_topic=topic)
 
 
 def _odd_one(marks: Sequence[str]) -> int | None:
