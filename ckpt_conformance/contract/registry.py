@@ -226,7 +226,7 @@ def _load(name: str, module: str, attribute: str) -> Any:  # noqa: ANN401
 def _why_not(name: str, module: str, error: ImportError) -> str:
     """Write what to do about a module that does not import."""
     missing = error.name or ""
-    if f"{missing}.".startswith("ckpt_conformance."):
+    if name in BUNDLED and f"{missing}.".startswith("ckpt_conformance."):
         return "this installation is not whole: pip install --force-reinstall ckpt-conformance"
     if name in BUNDLED:
         extra = name if name in EXTRAS else "reference"

@@ -133,19 +133,15 @@ def fresh(subject: Subject) -> None:
 
 
 def only_steps(subject: Subject, golden: Golden) -> None:
-    """Copy what belongs to steps, without ids and pointers: another run's checkpoints.
-
-    Each as the last save left it, or its own one, where the manager has kept fewer steps.
-    """
+    """Copy what belongs to steps as it was at last, without ids and pointers: another run's."""
     fresh(subject)
     for step in golden.saves:
         for name in names.of_step(golden, step):
-            is_kept = (golden.snapshot(golden.saves[-1]) / name.path).exists()
-            root = golden.snapshot(golden.saves[-1] if is_kept else step)
+            root = golden.snapshot(golden.saves[-1])
+            root = root if (root / name.path).exists() else golden.snapshot(step)
             target = subject.root / name.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            copy = shutil.copytree if name.is_folder else shutil.copy2
-            copy(root / name.path, target)
+            (shutil.copytree if name.is_folder else shutil.copy2)(root / name.path, target)
 
 
 @check("CKC-RETN-001")

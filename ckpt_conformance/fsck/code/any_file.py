@@ -130,7 +130,8 @@ def _with_a_zip_behind(
     if stream is None:
         return replace(zipped, is_archive=True)
     stream.asked.add(zipped.asked)
-    return replace(stream, is_limit=stream.is_limit or zipped.is_limit)
+    is_limit, problem = stream.is_limit or zipped.is_limit, stream.problem or zipped.problem
+    return replace(stream, is_limit=is_limit, problem=problem)
 
 
 def _not_looked_into(error: NotRead) -> Stream:

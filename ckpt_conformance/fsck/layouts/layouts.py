@@ -125,9 +125,8 @@ _FOREIGN = {
     ".keras": Format.KERAS,
     ".pt2": Format.EXPORT,
 }
-_SB3 = re.compile(
-    r"(?:.*_)?\d+_steps\.zip|best_model\.zip"
-)  # of its callbacks: others have any name
+# Of the callbacks of stable-baselines3; what a script saves may have any name.
+_SB3 = re.compile(r"(?:.*_)?\d+_steps\.zip|best_model\.zip")
 _OF_NUMBERS = (Format.NPZ, Format.HDF5)  # metrics and data sets are written so, too
 _MODEL = re.compile(r"(?:.*\.)?(?:model|weights|variables|state|params)(?:[^a-z]|$)", re.IGNORECASE)
 _FIRST_BYTES = {foreign.GGUF: Format.GGUF, foreign.HDF5: Format.HDF5}
@@ -534,9 +533,8 @@ def _is_begun(candidate: Candidate) -> bool:
     """Return whether a step, or a pipeline, has its configuration, and nothing but texts beside."""
     names = [name.rpartition("/")[2] for name in candidate.files]
     is_step = OF_A_STEP.match(candidate.root.resolve().name)
-    is_begun = (
-        is_step and any(map(_BEGIN.fullmatch, names))
-    ) or written.PIPELINE in candidate.files
+    is_model = is_step and any(map(_BEGIN.fullmatch, names))
+    is_begun = is_model or written.PIPELINE in candidate.files
     return bool(is_begun) and all(map(is_text, names)) and not is_known(candidate)
 
 

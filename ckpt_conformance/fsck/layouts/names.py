@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.formats.hf_shards import is_shard
 from ckpt_conformance.fsck.formats.manifest_v2 import MANIFEST
+from ckpt_conformance.fsck.layouts import step_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -170,10 +171,6 @@ _MOST_RANKS = 100_000  # a name may claim any number
 _RANK = re.compile(r"(?P<head>.*world_size_)(?P<all>\d+)(?P<middle>_rank_)(?P<one>\d+)(?P<tail>.*)")
 _OF = "-of-"
 _NUMBERED = re.compile(rf"(?P<head>.*-)(?P<one>\d+)(?P<middle>{_OF})(?P<all>\d+)(?P<tail>\..*)")
-_OF_THE_RUN = re.compile(  # a step of so many: iter-1000-of-5000.pt
-    r"(?<![a-z])(?:global_?)?(?:step|iter(?:ation)?|itr?|gs|epoch|ep|update|batch|round)s?-$",
-    re.IGNORECASE,
-)
 _OF_SOME = re.compile(  # a script's own: model_rank_3_of_4.pt, shard-0-of-8.safetensors
     r"(?P<head>(?:.*[._/-])?(?:rank|shard|part|split)[_-]?)(?P<one>\d{1,6})"
     r"(?P<middle>[_-]of[_-])(?P<all>\d{1,6})(?P<tail>\.[^/]*)"
@@ -235,7 +232,7 @@ def missing(names: Iterable[str]) -> Iterator[tuple[str, int]]:
             continue  # a rank may have none of a number
         for pattern in (_RANK, _OF_SOME if _OF_SOME.fullmatch(name) else _NUMBERED, *_OF_A_GRID):
             match = pattern.fullmatch(name)
-            is_step = pattern is _NUMBERED and match and _OF_THE_RUN.search(match["head"])
+            is_step = pattern is _NUMBERED and step_names.is_of_so_many(name)
             if match and int(match["all"]) <= _MOST_RANKS and not is_step:
                 width = len(match["one"]) if pattern in (_NUMBERED, _OF_SOME) else 0
                 parts = (match["head"], match["all"], match["middle"], match["tail"])

@@ -24,7 +24,7 @@ _SHARD = re.compile(
 _MAYBE_PART = re.compile(r"(?:^|[._-])[ec]p[_-]?\d+(?:[_-]of[_-]\d+)?")
 _WORDS = r"global_?steps?|steps?|iter(?:ation)?s?|batch|(?<![a-z])(?:itr?|gs)"
 _OF_THE_RUN = re.compile(
-    rf"((?:{_WORDS}|epoch|(?<![a-zA-Z])ep|updates?)[-_=]?\d+)[_-]of[_-]\d+", re.IGNORECASE
+    rf"((?:{_WORDS}|epochs?|(?<![a-zA-Z])ep|updates?|rounds?)[-_=]?\d+)[_-]of[_-]\d+", re.IGNORECASE
 )
 # What may stand around a number; `model (1).pt` is a copy that a browser or a file manager made.
 _BEFORE, _AFTER = r"(?:[-_=+:#@~, [{]|\((?=\d\d))", r"[-_.)\]} ]"
@@ -103,6 +103,11 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 _OF_RESULTS = frozenset(["eval", "evals", "evaluation"])
 _VERSION = re.compile(r"-v\d+$")  # Lightning's, of a name that was taken
 _OF_LIGHTNING = re.compile(r".*=.*|last|.*-v\d+")
+
+
+def is_of_so_many(name: str) -> bool:
+    """Return whether a name says a step of so many in the run: `iter-1000-of-5000.pt`."""
+    return _OF_THE_RUN.search(name) is not None
 
 
 def without_parts(name: str) -> str:
