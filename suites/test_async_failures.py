@@ -20,6 +20,7 @@ from ckpt_conformance.harness.messages import (
     EndSaves,
     EndSavesResult,
     ExitKind,
+    Perturb,
     Run,
     Train,
     calls_of,
@@ -256,8 +257,9 @@ class Failing:
 
 
 NEW_STEP = Failing("a new step", tuple(up_to_newest()), OLDER)
+# No training in between: who counts its steps by itself would save another one.
 SAME_STEP = Failing(
-    "a step that is there", (Run(until=NEWEST, save_at=(NEWEST,)), Train(n=1)), NEWEST
+    "a step that is there", (Run(until=NEWEST, save_at=(NEWEST,)), Perturb()), NEWEST
 )
 
 

@@ -148,6 +148,7 @@ def test_containers_are_those_of_the_call(subject: Subject) -> None:
     each step. Begin to save it; let no other thread run until three further steps are trained; then
     wait. A new process must get them as they were. The control trains nothing meanwhile.
     """
+    subject.need(holds=("extra",))
     undisturbed(subject)
     resumption.arrive(subject, LIVE)
     with standing_on(subject, test_what_the_job_does_after_the_call_is_not_saved):
@@ -267,8 +268,9 @@ def test_saves_that_overlap_keep_their_order(subject: Subject) -> None:
     buffer, or three two of them (C03, D10).
     How: begin to save step 4, train, begin to save step 6, train, begin to save step 8; let the
     thread that came last go first. A new process must get step 8, and the others by request. Then
-    two saves of one step: it gets the later. A call that waits for the save before it keeps the
-    order, and so does one that raises meanwhile. The control saves one after the other.
+    two saves of one step, and every tensor changed between them: it gets the later. A call that
+    waits for the save before it keeps the order, and so does one that raises meanwhile. The control
+    saves one after the other.
     """
     undisturbed(subject)
     legal = subject.legal(subject.golden(ALL))
@@ -353,7 +355,7 @@ def _require_the_later_of_one_step(subject: Subject, legal: Mapping[int, Leaves]
     """Save one step twice, the second time with another state; first without an overlap."""
     wanted = _saved_over(subject, legal[NEWEST])
     subject.reset()
-    twice = (_begin_first(subject), Train(n=1), BeginSave(step=NEWEST, go_on=True))
+    twice = (_begin_first(subject), Perturb(), BeginSave(go_on=True))
     saving = subject.execute(*up_to_newest(), *twice, EndSaves(), Close())
     if saving.reached(CloseResult) and saving.of(BeginSaveResult).error:
         wanted = legal[NEWEST]  # it takes no second one meanwhile, and says so
@@ -369,10 +371,11 @@ def _require_the_later_of_one_step(subject: Subject, legal: Mapping[int, Leaves]
 def _saved_over(subject: Subject, first: Leaves) -> Leaves:
     """Return what a load gives of a step that was saved twice, one save after the other.
 
-    Raises Unknown, as a failed control, where that is not the second save.
+    The state is changed by no training between the two: who counts steps by itself would save
+    another step. Raises Unknown, as a failed control, where that is not the second save.
     """
     subject.reset()
-    saving = subject.execute(*up_to_newest(), Save(), Train(n=1), Save(step=NEWEST), Close())
+    saving = subject.execute(*up_to_newest(), Save(), Perturb(), Save(), Close())
     if not saving.went_well:
         raise control_failed(f"a save over a step: {subject.tell(saving)}", "CKC-RTRP-008")
     resumed = subject.resume()
@@ -423,7 +426,7 @@ def _require_the_later_save(subject: Subject, legal: Mapping[int, Leaves]) -> No
     """Raise Violation unless a step that is saved again in the foreground is the later save."""
     wanted = _saved_over(subject, legal[NEWEST])
     subject.reset()
-    saving = _during_one(subject, Train(n=1), Save(step=NEWEST, go_on=True))
+    saving = _during_one(subject, Perturb(), Save(go_on=True))
     if _is_refused(saving):
         wanted = legal[NEWEST]
     else:
@@ -436,10 +439,10 @@ def _require_the_later_save(subject: Subject, legal: Mapping[int, Leaves]) -> No
     _require_overlap(subject, saving, legal)
 
 
-def _during_one(subject: Subject, train: Train, save: Save) -> ProcessResult:
-    """Begin to save step 4, train and save meanwhile, wait for what was begun, and close."""
+def _during_one(subject: Subject, change: Train | Perturb, save: Save) -> ProcessResult:
+    """Begin to save step 4, change the state and save meanwhile, wait for all, and close."""
     first = _begin_first(subject)
-    return subject.execute(*up_to_newest(), first, train, save, EndSaves(), Close())
+    return subject.execute(*up_to_newest(), first, change, save, EndSaves(), Close())
 
 
 def _is_refused(saving: ProcessResult) -> bool:

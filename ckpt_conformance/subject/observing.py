@@ -272,7 +272,9 @@ def failing_neighbour(child: Any, other: str) -> str:  # noqa: ANN401  a Child
         begin = getattr(there, "save_async", there.save)
         pending = pending_saves.pending_save(begin(child.job, 2))
         pending_saves.wait_until_done([pending])
-    except Exception as error:  # noqa: BLE001  whatever a manager raises
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  DCP's is no Exception
         return repr(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
