@@ -14,23 +14,24 @@ from msgspec import structs
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import kept_trees, trees
 from ckpt_conformance.fault_injectors import points
+from ckpt_conformance.fault_injectors.points import Point
 from ckpt_conformance.harness.client import is_unsupervised
-from ckpt_conformance.harness.messages import RunResult
+from ckpt_conformance.harness.messages import EndSavesResult, RunResult, SeenCall, calls_of
 from ckpt_conformance.trace import faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import Fault, FaultReport, SeenCall
+    from ckpt_conformance.harness.messages import Fault, FaultReport
     from ckpt_conformance.subject.subject import Subject
 
     FaultyRun = Callable[[Sequence[Fault]], ProcessResult]
 
 PATCHED = "recorded by patched entry points"  # as recordings of saves say it
 COUNTING = {points.SYSTEM_CALL, *points.WRITERS}  # the faults whose calls are points
+Aim = Point | SeenCall  # the call that a fault is meant for, as one run made it
 
 
 ATTEMPTS = 5  # at a fault whose call is not made in every run
@@ -52,41 +53,54 @@ class Counted(NamedTuple):
     others: list[FaultReport]
 
 
-def until_fired(run: FaultyRun, fault: Fault, point: Point | None = None) -> ProcessResult:
-    """Return the first run in which its fault fired, or the last of some.
+def until_fired(run: FaultyRun, fault: Fault, aim: Aim | None = None) -> ProcessResult:
+    """Return the first run in which its fault fired, or the last of some; see `aimed`."""
+
+    def run_at(at: int) -> ProcessResult:
+        return run([structs.replace(fault, args={**fault.args, "at": at})])
+
+    return aimed(run_at, fault.args["at"], aim, goes_on=bool(fault.args.get("persistent")))
+
+
+def aimed(
+    run: Callable[[int], ProcessResult], at: int, aim: Aim | None = None, *, goes_on: bool = False
+) -> ProcessResult:
+    """Return the first run in which the fault at its call with a number fired, or the last of some.
 
     A manager that writes or deletes in several threads makes some calls in one run and not in the
     next, such as a mkdir of what another thread has made by then, and makes them in another order.
-    With a point the fault aims, after a run without it, at the call of this run that is the same
-    function at the same name. One that goes on from a call on begins no later than at the last one.
+    With an aim the number, after a run without the fault, is that of the call of this run that is
+    nearest to it, is the same function, and is about the same name. A fault that goes on from a
+    call on begins no later than at the last one of such a run.
     """
-    result = run([fault])
+    result = run(at)
     for _ in range(ATTEMPTS - 1):
         if result.has_fired:
             break
-        fault = _aimed(fault, point, result) if point else _within(fault, result)
-        result = run([fault])
+        seen = _seen(result, aim) if aim or goes_on else []
+        alike = [call.call for call in seen if aim and _is_alike(call, aim)]
+        if aim and alike:
+            wanted = aim.at if isinstance(aim, Point) else aim.call
+            at = min(alike, key=lambda number: abs(number - wanted))
+        elif goes_on:
+            at = min(at, max((call.call for call in seen), default=at))
+        result = run(at)
     return result
 
 
-def _within(fault: Fault, result: ProcessResult) -> Fault:
-    """Let what goes on from a call on begin at the last one that a run made, if it made fewer."""
-    if not fault.args.get("persistent"):
-        return fault
-    seen = [call.call for report in result.of(RunResult).faults for call in report.log]
-    at = min(fault.args["at"], max(seen, default=fault.args["at"]))
-    return structs.replace(fault, args={**fault.args, "at": at})
+def _seen(result: ProcessResult, aim: Aim | None) -> list[SeenCall]:
+    """Return the calls that a run with a fault made, in the foreground or behind it."""
+    reports = (*result.of(RunResult).faults, *result.of(EndSavesResult).faults)
+    if isinstance(aim, Point):
+        reports = tuple(report for report in reports if report.name == aim.fault)
+    return calls_of(reports)
 
 
-def _aimed(fault: Fault, point: Point, result: ProcessResult) -> Fault:
-    """Aim a fault at the call of a run that is nearest to a point's and like it, if one is."""
-    reports = result.of(RunResult).faults
-    calls = (call for report in reports if report.name == point.fault for call in report.log)
-    alike = [call.call for call in calls if (call.what, call.path) == (point.what, point.path)]
-    if not alike:
-        return fault
-    at = min(alike, key=lambda number: abs(number - point.at))
-    return structs.replace(fault, args={**fault.args, "at": at})
+def _is_alike(call: SeenCall, aim: Aim) -> bool:
+    """Return whether it is the same function at a file of the same name, the last one or before."""
+    became = "" if isinstance(aim, Point) else aim.became
+    names = {name for name in (call.path, call.became) if name}
+    return call.what == aim.what and not names.isdisjoint({aim.path, became})
 
 
 def count_calls(subject: Subject, run: FaultyRun, keep: Path) -> Counted:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
-from ckpt_conformance.fault_injectors import system_call
+from ckpt_conformance.fault_injectors import counting, system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
@@ -57,7 +57,7 @@ from ckpt_conformance.suites.background_saves import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
@@ -128,7 +128,6 @@ def test_a_handle_says_what_is(subject: Subject) -> None:
             _require_there(subject, after, legal, "wait() has returned, and the save is not there")
     calls = calls_behind(subject)
     for at in sorted({1, len(calls)} if calls else ()):
-        subject.reset()
         _require_not_done_early(subject, at, during, legal)
     if not calls and begun_by(subject).goes_on:
         require_held(subject, saving)
@@ -141,8 +140,14 @@ def _require_not_done_early(
     subject: Subject, at: int, during: Path, legal: Mapping[int, Leaves]
 ) -> None:
     """Raise Violation if a handle is done while calls of its save wait that it needs."""
-    held = (BeginSave(faults=(system_call.late(at),)), CopyOut(tree=str(during)), EndSaves())
-    saving = subject.execute(*up_to_newest(), *held, Close())
+
+    def wait_from(number: int) -> ProcessResult:
+        subject.reset()
+        late = BeginSave(faults=(system_call.late(number),))
+        held = (late, CopyOut(tree=str(during)), EndSaves())
+        return subject.execute(*up_to_newest(), *held, Close())
+
+    saving = counting.aimed(wait_from, at, goes_on=True)
     require_good_control(subject, saving)
     if not saving.has_fired:
         raise Unknown(f"call {at} of the background was counted, and is not made again")
@@ -317,8 +322,12 @@ def _require_not_lost(subject: Subject, case: Failing, call: SeenCall) -> None:
     """Raise Violation unless what was there is there, after the save failed from a call on."""
     legal = subject.legal(subject.golden())
     full = fault_injectors.spec("system-call", at=call.call, error="ENOSPC", persistent=True)
-    subject.reset()
-    saving = subject.execute(*case.ops(full), options=subject.keeping())
+
+    def save(faults: Sequence[Fault]) -> ProcessResult:
+        subject.reset()
+        return subject.execute(*case.ops(*faults), options=subject.keeping())
+
+    saving = counting.until_fired(save, full, call)
     if saving.exit_kind is ExitKind.HANG:
         raise stops(subject, saving)
     if not saving.has_fired:

@@ -18,7 +18,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance.fault_injectors import injected_save, points, system_call
+from ckpt_conformance.fault_injectors import counting, injected_save, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import require_calls, why_not
 from ckpt_conformance.fault_injectors.injected_save import NEWEST, OLDER, SaveKind
 from ckpt_conformance.harness.client import is_unsupervised
@@ -149,22 +149,34 @@ def chosen(subject: Subject, every: Sequence[Point]) -> list[Point]:
 
 def beside(subject: Subject, point: Point, *, is_let_go: bool = False) -> Beside:
     """Hold the save at a point while another process looks; raises Unknown if it was not held."""
-    place = Path(tempfile.mkdtemp(dir=subject.scratch))
-    gate, after = place / "gate", place / "after"
+    both: list[tuple[ProcessResult, ProcessResult]] = []
+
+    def hold(at: int) -> ProcessResult:
+        both.append(_hold(subject, at, is_let_go=is_let_go))
+        return both[-1][0]
+
+    saving = counting.aimed(hold, point.at, point)
+    if is_unsupervised(saving):
+        raise why_not(subject, saving)
+    if not saving.has_fired:
+        raise Unknown(f"the save was not held {point.name}: {subject.tell(saving)}")
+    after = Path(tempfile.mkdtemp(dir=subject.scratch)) / "after"
+    trees.copy(subject.root, after)
+    return Beside(point, saving, both[-1][1], after, is_let_go)
+
+
+def _hold(subject: Subject, at: int, *, is_let_go: bool) -> tuple[ProcessResult, ProcessResult]:
+    """Hold the save at a call while another process looks; return how both ended."""
+    gate = Path(tempfile.mkdtemp(dir=subject.scratch)) / "gate"
     trees.clear(subject.root)
-    held = system_call.hold(point.at, gate)
+    held = system_call.hold(at, gate)
     given: dict[str, Any] = {"faults": (held,), "fault_step": NEWEST, "go_on": True}
     save = Run(until=NEWEST, save_at=(OLDER, NEWEST), **given)
     first = subject.program(save, probe("was_held", gate=str(gate)), Close(), deadline=DEADLINE)
     ops = looks(subject, gate, is_let_go=is_let_go)
     second = subject.program(*ops, rank=1, seed=OTHER_SEED, deadline=DEADLINE)
     saving, other = subject.send([first, second])
-    if is_unsupervised(saving):
-        raise why_not(subject, saving)
-    if not saving.has_fired:
-        raise Unknown(f"the save was not held {point.name}: {subject.tell(saving)}")
-    trees.copy(subject.root, after)
-    return Beside(point, saving, other, after, is_let_go)
+    return saving, other
 
 
 def looks(subject: Subject, gate: Path, *, is_let_go: bool) -> list[AnyOp]:
@@ -262,7 +274,7 @@ def _require_a_step_though_all_are_rotated(subject: Subject) -> None:
     keep = subject.info.min_keep
     saves = tuple(range(NEWEST, NEWEST + keep + 1))
     loading, saving = _save_beside_a_load(
-        subject, held[0].call, saves=saves, options=Options(keep_last=keep)
+        subject, held[0], saves=saves, options=Options(keep_last=keep)
     )
     if saving.steps_of("acknowledged") != list(saves) or loading.exit_kind is not ExitKind.ENDED:
         return  # who waits for the other one: CKC-SIDE-013
@@ -300,9 +312,9 @@ def test_a_save_beside_a_load_is_there_once_it_is_acknowledged(subject: Subject)
     calls = _calls_of_a_load(subject)
     for at in sorted({len(calls) // 2, len(calls) - 1}):
         call = calls[at]
-        loading, saving = _save_beside_a_load(subject, call.call)
+        loading, saving = _save_beside_a_load(subject, call)
         if ExitKind.HANG in {loading.exit_kind, saving.exit_kind}:
-            loading, saving = _save_beside_a_load(subject, call.call, is_let_go=True)
+            loading, saving = _save_beside_a_load(subject, call, is_let_go=True)
         if ExitKind.HANG in {loading.exit_kind, saving.exit_kind}:
             told = f"{subject.tell(loading)}; the save: {subject.tell(saving)}"
             raise Unknown(
@@ -341,16 +353,35 @@ def _count_calls_of_a_load(subject: Subject) -> list[SeenCall]:
 
 def _save_beside_a_load(
     subject: Subject,
-    call: int,
+    call: SeenCall,
     *,
     is_let_go: bool = False,
     saves: tuple[int, ...] = (NEWEST,),
     options: Options = ALONE,
 ) -> tuple[ProcessResult, ProcessResult]:
     """Hold a load at a call while another process saves; raises Unknown if it was not held."""
+    both: list[tuple[ProcessResult, ProcessResult]] = []
+
+    def hold(at: int) -> ProcessResult:
+        given = _hold_a_load(subject, at, is_let_go=is_let_go, saves=saves, options=options)
+        both.append(given)
+        return given[0]
+
+    loading = counting.aimed(hold, call.call, call)
+    if is_unsupervised(loading):
+        raise why_not(subject, loading)
+    if not loading.has_fired:
+        raise Unknown(f"the load was not held at its call {call.call}: {subject.tell(loading)}")
+    return both[-1]
+
+
+def _hold_a_load(
+    subject: Subject, at: int, *, is_let_go: bool, saves: tuple[int, ...], options: Options
+) -> tuple[ProcessResult, ProcessResult]:
+    """Hold a load at a call while another process saves; return how both ended."""
     gate = Path(tempfile.mkdtemp(dir=subject.scratch)) / "gate"
     subject.materialize(subject.golden(), OLDER)
-    held = system_call.hold(call, gate, reading=True)
+    held = system_call.hold(at, gate, reading=True)
     load = Run(resume=True, stop_after=0, faults=(held,), go_on=True)
     ops = (load, probe("was_held", gate=str(gate)), Close())
     reader = subject.program(*ops, seed=OTHER_SEED, deadline=DEADLINE)
@@ -364,10 +395,6 @@ def _save_beside_a_load(
     )
     writer = subject.program(*saving_ops, rank=1, deadline=DEADLINE, options=options)
     loading, saving = subject.send([reader, writer])
-    if is_unsupervised(loading):
-        raise why_not(subject, loading)
-    if not loading.has_fired:
-        raise Unknown(f"the load was not held at its call {call}: {subject.tell(loading)}")
     return loading, saving
 
 

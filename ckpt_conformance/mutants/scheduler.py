@@ -196,6 +196,25 @@ class CounterIsDict(CheckpointManager):
 
 
 @mutant(
+    "F09-letters",
+    url="huggingface/nanotron#256",
+    change="a number as a key in a scheduler's state comes back twice: as it was, and as letters",
+    violates={"CKC-COMP-020"},
+)
+class KeysInLettersToo(CheckpointManager):
+    """Names of a flat format are letters, and what has them is added to what the job has."""
+
+    def restore_scheduler(self, scheduler: Any, state: Any) -> None:
+        """Load, and add the keys as a flat format names them."""
+        super().restore_scheduler(scheduler, state)
+        own = cast("dict[str, object]", vars(scheduler))
+        for value in own.values():
+            if isinstance(value, Counter):
+                held = cast("Counter[object]", value)
+                held |= Counter({str(key): count for key, count in held.items()})
+
+
+@mutant(
     "F09-last-epoch",
     url="huggingface/nanotron#256",
     change="the scheduler is built anew and told its last epoch, and nothing else",

@@ -351,7 +351,8 @@ def test_a_scheduler_that_was_loaded_can_name_any_rate(subject: Subject) -> None
     Why: `MultiStepLR` has a `Counter` in its state. Where a plain dict comes back, values are equal
     and the first call of a method of a Counter ends the job (F09).
     How: of a job with `MultiStepLR` ask for the rates of epoch 4 by `step(4)`; load a step into
-    another such job, and ask it.
+    another such job, and ask it. The control is that each value that was saved is there again, with
+    or without others beside it.
     """
     subject.need(holds=("scheduler",))
     resumption.arrive(subject, "steps")
@@ -360,9 +361,11 @@ def test_a_scheduler_that_was_loaded_can_name_any_rate(subject: Subject) -> None
     fresh = subject.execute(ask, kind="steps", seed=OTHER_SEED)
     if not fresh.went_well or not isinstance(wanted := fresh.of(ProbeResult).value, list):
         raise Unknown(f"a scheduler that was never saved names no rate: {subject.tell(fresh)}")
-    try:
+    saved, _ = resumption.arrive(subject, "steps")
+    message = "a value of its state is another one"
+    try:  # what comes back beside what was saved does no more than that call shows
         resumption.identity(
-            subject, "scheduler", "a value of its state is another one", kind="steps"
+            subject, "scheduler", message, saved["scheduler"].__contains__, kind="steps"
         )
     except Violation as other:
         raise control_failed(str(other), "CKC-COMP-005") from other

@@ -9,7 +9,13 @@ import pytest
 
 from ckpt_conformance.fault_injectors import counting
 from ckpt_conformance.fault_injectors.points import Condition, Point
-from ckpt_conformance.harness.messages import Fault, FaultReport, RunResult, SeenCall
+from ckpt_conformance.harness.messages import (
+    EndSavesResult,
+    Fault,
+    FaultReport,
+    RunResult,
+    SeenCall,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,6 +61,26 @@ def test_a_disk_is_full_at_the_last_call_of_a_run_that_makes_fewer() -> None:
         return SimpleNamespace(has_fired=faults[0].args["at"] <= 7, of=lambda _: ended)
 
     assert counting.until_fired(run, full).has_fired
+
+
+def test_a_call_of_a_save_in_the_background_is_aimed_at_by_the_name_that_its_file_gets() -> None:
+    """The draft has another name in each run; there is no such call in the first of them."""
+    aim = SeenCall(4, "openat", "draft-1f", became="new")
+    calls = [(), (SeenCall(2, "openat", "draft-2c", became="new"), SeenCall(3, "write", "new"))]
+    tried: list[int] = []
+
+    def run(at: int) -> Any:  # noqa: ANN401  stands for a ProcessResult
+        log = calls[min(len(tried), 1)]
+        tried.append(at)
+        ended = EndSavesResult(faults=(FaultReport(name="system-call", log=log),))
+        results = {EndSavesResult: ended}
+        return SimpleNamespace(has_fired=at == 2, of=lambda kind: results.get(kind, kind()))
+
+    assert counting.aimed(run, 4, aim).has_fired
+    assert tried == [4, 4, 2]
+    tried.clear()
+    assert not counting.aimed(run, 4).has_fired
+    assert tried == [4] * counting.ATTEMPTS
 
 
 @pytest.mark.parametrize("fires_at", [1, 3, counting.ATTEMPTS])
