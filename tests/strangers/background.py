@@ -348,16 +348,16 @@ class Purges(AdapterBase):
 
 @dataclass(frozen=True)
 class Background(AdapterBase):
-    manager: type[ThreadManager] = ThreadManager
+    manager: type[StepFiles] = ThreadManager
     keeps: tuple[int | None, ...] = (None,)  # values of keep_last that it takes
 
-    def open(self, root: Path, options: OpenOptions) -> ThreadManager:
+    def open(self, root: Path, options: OpenOptions) -> StepFiles:
         if options.keep_last not in self.keeps:
             raise NotImplementedError("it keeps all steps")
         return self.manager(root)
 
 
-def background(manager: type[ThreadManager], **more: Any) -> Background:  # noqa: ANN401
+def background(manager: type[StepFiles], **more: Any) -> Background:  # noqa: ANN401
     return Background(
         **{
             "name": f"background-{manager.__name__.lower()}",
