@@ -1,4 +1,4 @@
-"""A failed save of two items is told twice: the second error waits for the next save (CKC-IOER-003).
+"""A failed save of two items is told twice, the second time by the next save (CKC-IOER-003).
 
 Each item is written by a thread of its own. The manager raises the error of the first one that it
 waits for, and keeps that of the other if it comes later: the next save, on a healthy disk, raises
