@@ -9,7 +9,6 @@ looked for in a text of that name. Nothing here says that a file is right.
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import lzma
 import struct
@@ -22,10 +21,10 @@ from typing import IO, TYPE_CHECKING, cast
 
 from ckpt_conformance.fsck.code import serialized, yaml_tags
 from ckpt_conformance.fsck.code.packed import Budget, Packer, Unpacked, packer_of
-from ckpt_conformance.fsck.formats import any_zip, zips
+from ckpt_conformance.fsck.formats import any_zip, zip_ends
 from ckpt_conformance.fsck.formats.torch_file import SCRIPT, Stream, grown, read_stream, stream_of
 from ckpt_conformance.fsck.formats.written_names import judge_names
-from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
+from ckpt_conformance.fsck.formats.zip_ends import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.pickled import effort
 from ckpt_conformance.fsck.pickled.asked import Asked
 from ckpt_conformance.fsck.pickled.faults import Short
@@ -98,7 +97,7 @@ def _of_yaml(file: Readable, length: int) -> Stream | None:
 
 def _look(file: Readable, length: int, layer: _Layer) -> Stream | None:
     head = exactly(file, 0, min(_BLOCK, length))
-    if head.startswith(zips.MAGIC):
+    if head.startswith(zip_ends.MAGIC):
         zipped = _together(_zipped(file, length, layer))
         return zipped and replace(zipped, is_archive=True)
     if head.startswith(_ARRAY):
@@ -117,12 +116,8 @@ def _look(file: Readable, length: int, layer: _Layer) -> Stream | None:
 def _with_a_zip_behind(
     stream: Stream | None, file: Readable, length: int, layer: _Layer
 ) -> Stream | None:
-    """Look for a zip that begins somewhere in a file: readers begin at its end, as Python's."""
-    try:
-        is_zip = zipfile.is_zipfile(WholeFile(file, length))
-    except UNREADABLE:  # of several disks: no reader in Python goes on
-        is_zip = False
-    if not is_zip:
+    """Look for a zip that begins somewhere in a file: readers begin at its end."""
+    if not zip_ends.has_end(zip_ends.tail(file, length)):
         return stream
     zipped = _together(_zipped(file, length, layer))
     if zipped is None:
@@ -158,7 +153,7 @@ def _of_opened(opened: Unpacked | IO[bytes], layer: _Layer) -> Stream | None:
     """Look at a member, or at what was unpacked: once, from its front."""
     data = bytearray()
     head = _up_to_the_fault(data, opened, _BLOCK)
-    is_layer = head.startswith(zips.MAGIC) or _is_tar(head)
+    is_layer = head.startswith(zip_ends.MAGIC) or _is_tar(head)
     if not is_layer:
         stream = grown(partial(_up_to_the_fault, data, opened), _of_bytes)
         if stream is not None or not (head[:1] == b"{" or packer_of(head)):
@@ -232,30 +227,47 @@ def _together(streams: Iterator[Stream | None]) -> Stream | None:
 
 
 def _zipped(file: Readable, length: int, layer: _Layer) -> Iterator[Stream | None]:
-    """Yield what the members of a zip ask for, however wrong the archive is."""
-    try:
-        with zipfile.ZipFile(WholeFile(file, length)) as archive:
-            for member in archive.infolist()[:_MOST_MEMBERS]:
-                yield _of_member(archive, member, layer)
-    except TooLarge as error:
-        yield _not_looked_into(error)
-    except OutOfTime:
-        if layer.depth:
-            raise
-    except (*UNREADABLE, Malformed):
-        return
+    """Yield what the members of a zip ask for, however wrong the archive is.
+
+    Torch's reader and Python's may find two archives in one file.
+    """
+    seen = set[tuple[object, ...]]()
+    for opens in (zip_ends.TorchZip, zip_ends.of_python):
+        try:
+            yield from _of_archive(opens(file, length), seen, layer)
+        except TooLarge as error:
+            yield _not_looked_into(error)
+        except OutOfTime:
+            if layer.depth:
+                raise
+        except (*UNREADABLE, Malformed):
+            continue
 
 
-_LOCAL, _UTF8 = 30, 0x800  # bytes of a header beside the member, and a flag in it
+def _of_archive(
+    archive: zip_ends.Opened, seen: set[tuple[object, ...]], layer: _Layer
+) -> Iterator[Stream | None]:
+    """Yield what the members of an archive ask for that were not `seen` before."""
+    members = archive.infolist()
+    for one in members[:_MOST_MEMBERS]:
+        what = (one.filename, one.compress_type, one.compress_size, one.file_size)
+        if (one.header_offset, *what) not in seen:
+            seen.add((one.header_offset, *what))
+            yield _of_member(archive, one, layer)
+    if len(members) > _MOST_MEMBERS:
+        raise TooLarge(f"{len(members)} members, and {_MOST_MEMBERS} are looked into")
+
+
 _RAW = (["data", "weights"], ["data", "constants"])  # of torch.export: any bytes may be there
 
 
-def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, layer: _Layer) -> Stream | None:
+def _of_member(archive: zip_ends.Opened, member: zipfile.ZipInfo, layer: _Layer) -> Stream | None:
     parts = member.filename.split("/")
     if parts[-2:-1] == ["data"] and parts[-1].isdecimal():
         return None  # a storage
     try:
-        with _opened_by_place(archive, member) as opened:
+        with archive.open(member) as opened:
+            zip_ends.without_sum(opened)
             stream = _of_opened(opened, layer)
             is_raw = parts[-3:-1] in _RAW and stream is not None and stream.is_limit
             return None if is_raw and stream and not stream.asked.names else stream
@@ -267,27 +279,12 @@ def _of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, layer: _Layer)
         return None
 
 
-def _opened_by_place(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
-    """Open a member as torch does: whatever name it has where it lies, whatever its CRC says."""
-    place = archive.fp
-    if place is not None:
-        place.seek(member.header_offset)
-        head = place.read(_LOCAL)
-        name = place.read(int.from_bytes(head[26:28], "little"))
-        is_utf8 = bool(int.from_bytes(head[6:8], "little") & _UTF8)
-        member = copy.copy(member)
-        member.orig_filename = name.decode("utf-8" if is_utf8 else "cp437")
-    opened = archive.open(member)
-    vars(opened)["_expected_crc"] = None  # else the last bytes are not given
-    return opened
-
-
 def _up_to_the_fault(data: bytearray, opened: Unpacked | IO[bytes], most: int) -> bytes:
     """Read on in a member; what comes before its CRC turns out wrong is kept in `data`."""
     try:
         while len(data) < most and (piece := opened.read(min(most - len(data), 1 << 16))):
             data += piece
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError):
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError):
         pass
     except OSError as error:
         if error.errno is not None:  # of a disk; that of bzip2 has no number

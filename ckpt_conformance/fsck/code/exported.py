@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import zipfile
     from collections.abc import Callable, Iterator
 
+    from ckpt_conformance.fsck.formats.zip_ends import Opened
+
 _MARK = "archive_format"  # a member of every pt2 archive
 _NATIVE = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"!<arch>\n")
 _LIBRARIES = (".so", ".dll", ".dylib", ".pyd", ".o", ".a", ".cubin", ".hsaco", ".cpp", ".ptx")
@@ -68,12 +70,12 @@ class Unsafe(NamedTuple):
     name: str
 
 
-def is_export(archive: zipfile.ZipFile) -> bool:
+def is_export(archive: Opened) -> bool:
     """Return whether a zip says that it is a pt2 archive."""
     return any(one.filename.rpartition("/")[2] == _MARK for one in archive.infolist())
 
 
-def of_export(archive: zipfile.ZipFile) -> Iterator[Unsafe]:
+def of_export(archive: Opened) -> Iterator[Unsafe]:
     """Yield what a load of a pt2 archive may run.
 
     Raises:
@@ -91,7 +93,7 @@ def of_export(archive: zipfile.ZipFile) -> Iterator[Unsafe]:
                 yield Unsafe(f"{clip(name)} {why.what}: to load it may run code", why.name)
 
 
-def of_keras(archive: zipfile.ZipFile) -> Iterator[Unsafe]:
+def of_keras(archive: Opened) -> Iterator[Unsafe]:
     """Yield what a load of a model of Keras may run; raises as `of_export` does."""
     for member in archive.infolist():
         if member.filename == "config.json":
@@ -104,7 +106,7 @@ def in_config(value: object) -> list[Unsafe]:
     return _some(_walk(value, _of_layer))
 
 
-def _json(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> object:
+def _json(archive: Opened, member: zipfile.ZipInfo) -> object:
     if member.file_size > MOST_JSON:
         raise TooLarge(f"{clip(member.filename)} has {member.file_size} bytes: not looked into")
     return parse_any_json(archive.read(member))

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.fsck.formats.foreign import HDF5, read_hdf5
 from ckpt_conformance.fsck.formats.zarr import item_size
-from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
+from ckpt_conformance.fsck.formats.zip_ends import (
+    END,
+    END64,
+    IS_LOCAL,
+    LOCAL,
+    LOCATOR,
+    MAX16,
+    MAX32,
+    UNREADABLE,
+    WholeFile,
+)
 from ckpt_conformance.fsck.pickled import pickles
 from ckpt_conformance.fsck.pickled.faults import Broken
 from ckpt_conformance.fsck.source.findings import Malformed, NotRead, TooLarge
@@ -28,10 +38,7 @@ if TYPE_CHECKING:
 _MOST_MEMBERS = 100_000
 _PIECE = 1 << 18
 _MOST_UNPACKED = 1 << 20  # bytes at once
-_END = struct.Struct("<IHHHHIIH")  # of the directory
-_END64 = 56 + 20  # bytes of the 64-bit end and its locator
-_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
-
+_LARGE_END = END64.size + LOCATOR.size
 
 # Of an array of numpy: a literal says its dtype, order and shape.
 ARRAY = b"\x93NUMPY"
@@ -78,11 +85,11 @@ def members(file: Readable, length: int) -> list[Member]:
 
 def _check_end(file: Readable, end: int, count: int) -> None:
     """Hold what was read against the end of the directory, which the standard library does not."""
-    _, _, _, here, total, size, at, _ = _END.unpack(exactly(file, end - _END.size, _END.size))
-    if total not in (count, _MAX16) or here != total:
+    _, _, _, here, total, size, at, _ = END.unpack(exactly(file, end - END.size, END.size))
+    if total not in (count, MAX16) or here != total:
         raise Malformed(f"{count} members are in its directory, and its end says {total}")
-    between = end - _END.size - at - size
-    if at != _MAX32 and between not in (0, _END64):
+    between = end - END.size - at - size
+    if at != MAX32 and between not in (0, _LARGE_END):
         raise Malformed(f"its directory is {between} bytes from where its end says")
 
 
@@ -225,8 +232,7 @@ def _array_layout(text: str, start: int) -> Layout:
 
 # -- where the bytes of members lie ----------------------------------------------------------------
 
-_LOCAL = struct.Struct("<4s22xHH")
-_IS_LOCAL, _IS_ENCRYPTED = b"PK\x03\x04", 1
+_IS_ENCRYPTED = 1
 
 
 class Place(NamedTuple):
@@ -262,10 +268,10 @@ def places(file: Readable, length: int) -> list[Place]:
 
 
 def _place(file: Readable, length: int, member: zipfile.ZipInfo) -> Place:
-    head = _LOCAL.unpack(exactly(file, member.header_offset, _LOCAL.size))
-    start = member.header_offset + _LOCAL.size + head[1] + head[2]
+    head = LOCAL.unpack(exactly(file, member.header_offset, LOCAL.size))
+    start = member.header_offset + LOCAL.size + head[9] + head[10]
     end = start + member.compress_size
-    if head[0] != _IS_LOCAL or end > length:
+    if head[0] != IS_LOCAL or end > length:
         raise Malformed(f"{clip(member.filename)} is not where the directory of the archive says")
     is_packed = member.compress_type == zipfile.ZIP_DEFLATED
     if member.flag_bits & _IS_ENCRYPTED or not (

@@ -8,14 +8,27 @@ left to `sums`, as spans. TorchScript packs the texts below `code/`: those are u
 
 from __future__ import annotations
 
-import io
-import lzma
 import struct
-import zipfile
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.fsck.formats.zip_ends import (
+    CENTRAL,
+    END,
+    END64,
+    IS_CENTRAL,
+    IS_END,
+    IS_END64,
+    IS_LOCAL,
+    IS_LOCATOR,
+    LOCAL,
+    LOCATOR,
+    MAX16,
+    MAX32,
+    REFUSED,
+    sizes64,
+)
 from ckpt_conformance.fsck.source.findings import Malformed, NotRead
 from ckpt_conformance.fsck.source.source import exactly
 
@@ -24,26 +37,17 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fsck.source.source import Readable
 
-_END = struct.Struct("<IHHHHIIH")  # end of central directory
-_LOCATOR = struct.Struct("<IIQI")
-_END64 = struct.Struct("<IQHHIIQQQQ")
-_CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")
-_LOCAL = struct.Struct("<IHHHHHIIIHH")
 _SMALL, _LARGE = struct.Struct("<IIII"), struct.Struct("<IIQQ")  # data descriptors
-_IS_END, _IS_LOCATOR, _IS_END64 = 0x06054B50, 0x07064B50, 0x06064B50
-_IS_CENTRAL, _IS_LOCAL, _IS_DESCRIPTOR = 0x02014B50, 0x04034B50, 0x08074B50
-_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_IS_DESCRIPTOR = 0x08074B50
 _ANEW = (
     "another program has packed the archive anew: torch loads it, and what is in it was not "
     "checked: unpack it, and pack it without compression (zip -0)"
 )
 _WRITER = (0x031E, 0x002D)  # what torch's zip library calls itself there
 _HAS_DESCRIPTOR = 1 << 3
-_REFUSED = 0x61  # encrypted, in either way, or a patch: the library of torch refuses these
 _MOST_NAME = 4096
 _MOST_CODE = 64 << 20  # of a text of TorchScript
 _PADDING, _SIZES = b"FB", b"\x01\x00"  # kinds of extra fields
-MAGIC = b"PK\x03\x04"
 
 
 @dataclass(frozen=True)
@@ -95,16 +99,16 @@ def records(file: Readable, start: int, length: int) -> dict[str, Record]:
 def _directory(file: Readable, start: int, length: int) -> tuple[bytes, int, int]:
     """Return the central directory, its number of records, and where it begins in the file."""
     end = start + length
-    if length < _END.size:
+    if length < END.size:
         raise Malformed(f"{length} bytes are too few for a zip archive: cut short?", start, end)
-    fields = _END.unpack(exactly(file, end - _END.size, _END.size))
-    if fields[0] != _IS_END or fields[7]:
+    fields = END.unpack(exactly(file, end - END.size, END.size))
+    if fields[0] != IS_END or fields[7]:
         why = "no end of a zip archive where it should be: cut short, or overwritten"
-        raise Malformed(why, end - _END.size, end)
+        raise Malformed(why, end - END.size, end)
     disks, count, here, size, at = fields[1:3], fields[4], fields[3], fields[5], fields[6]
     if disks != (0, 0) or count != here:
-        raise Malformed("the end of the zip archive contradicts itself", end - _END.size, end)
-    tail = end - _END.size
+        raise Malformed("the end of the zip archive contradicts itself", end - END.size, end)
+    tail = end - END.size
     locator = _locator(file, start, tail)
     if locator is not None:
         large = _end64(file, start, locator, tail)
@@ -116,34 +120,34 @@ def _directory(file: Readable, start: int, length: int) -> tuple[bytes, int, int
         count, size, at = large
         tail = start + locator
     most = min(count * _MOST_RECORD, _MOST_DIRECTORY)
-    if at + size != tail - start or not count * _CENTRAL.size <= size <= most:
+    if at + size != tail - start or not count * CENTRAL.size <= size <= most:
         raise Malformed(f"the zip directory claims {size} bytes at {at} of {length}", tail, end)
     return exactly(file, start + at, size), count, start + at
 
 
-_LIMITS = (_MAX16, _MAX32, _MAX32)
-_MOST_RECORD = _CENTRAL.size + _MOST_NAME
+_LIMITS = (MAX16, MAX32, MAX32)
+_MOST_RECORD = CENTRAL.size + _MOST_NAME
 _MOST_DIRECTORY = 256 << 20
 
 
 def _locator(file: Readable, start: int, tail: int) -> int | None:
     """Return the offset of the zip64 end, relative to the archive; None where there is none."""
-    if tail - start < _LOCATOR.size:
+    if tail - start < LOCATOR.size:
         return None
-    data = exactly(file, tail - _LOCATOR.size, _LOCATOR.size)
-    signature, disk, at, disks = _LOCATOR.unpack(data)
-    if signature != _IS_LOCATOR:
+    data = exactly(file, tail - LOCATOR.size, LOCATOR.size)
+    signature, disk, at, disks = LOCATOR.unpack(data)
+    if signature != IS_LOCATOR:
         return None
-    if disk or disks != 1 or start + at + _END64.size != tail - _LOCATOR.size:
-        raise Malformed("the zip64 locator is wrong", tail - _LOCATOR.size, tail)
+    if disk or disks != 1 or start + at + END64.size != tail - LOCATOR.size:
+        raise Malformed("the zip64 locator is wrong", tail - LOCATOR.size, tail)
     place: int = at
     return place
 
 
 def _end64(file: Readable, start: int, at: int, tail: int) -> tuple[int, int, int]:
     """Return count, size and offset of the directory from the zip64 end."""
-    fields = _END64.unpack(exactly(file, start + at, _END64.size))
-    right = (_IS_END64, _END64.size - 12, *_WRITER, 0, 0, fields[7])
+    fields = END64.unpack(exactly(file, start + at, END64.size))
+    right = (IS_END64, END64.size - 12, *_WRITER, 0, 0, fields[7])
     if fields[:7] != right:
         raise Malformed("the zip64 end of the archive is wrong", start + at, tail)
     return fields[7], fields[8], fields[9]
@@ -154,19 +158,19 @@ def _entries(data: bytes, count: int, place: int) -> Iterator[_Listed]:
     at = 0
     first: tuple[int, ...] = ()
     for _ in range(count):
-        fields = _CENTRAL.unpack_from(data, at)
-        behind = at + _CENTRAL.size + fields[10] + fields[11] + fields[12]
+        fields = CENTRAL.unpack_from(data, at)
+        behind = at + CENTRAL.size + fields[10] + fields[11] + fields[12]
         here = (place + at, place + min(behind, len(data)))
-        if fields[0] != _IS_CENTRAL or behind > len(data):
+        if fields[0] != IS_CENTRAL or behind > len(data):
             raise Malformed("an entry of the zip directory is wrong", *here)
-        name = data[at + _CENTRAL.size : at + _CENTRAL.size + fields[10]]
-        extra = data[at + _CENTRAL.size + fields[10] : behind - fields[12]]
-        packed, size, where = _sizes64(extra, (fields[8], fields[9], fields[16]), here)
+        name = data[at + CENTRAL.size : at + CENTRAL.size + fields[10]]
+        extra = data[at + CENTRAL.size + fields[10] : behind - fields[12]]
+        packed, size, where = sizes64(extra, (fields[8], fields[9], fields[16]), here)
         deflated = fields[4] == zlib.DEFLATED and name.split(b"/")[1:2] == [b"code"]
         stored = packed == size and not fields[4]
         if fields[4] == zlib.DEFLATED and packed != size and not deflated and not fields[13]:
             raise NotRead(_ANEW, *here)
-        if not (stored or (deflated and size <= _MOST_CODE)) or fields[3] & _REFUSED or fields[13]:
+        if not (stored or (deflated and size <= _MOST_CODE)) or fields[3] & REFUSED or fields[13]:
             raise Malformed("a record of the zip archive is packed: torch packs none", *here)
         same = (fields[1], *fields[14:16])  # the same in all: the writer and the attributes
         if (first := first or same) != same:
@@ -175,25 +179,6 @@ def _entries(data: bytes, count: int, place: int) -> Iterator[_Listed]:
         at = behind
     if at != len(data):
         raise Malformed(f"the zip directory has {len(data) - at} bytes too many", place + at)
-
-
-def _sizes64(
-    extra: bytes, claimed: tuple[int, int, int], here: tuple[int, int]
-) -> tuple[int, int, int]:
-    """Return packed size, size and offset, from the 64-bit field where the others are full."""
-    packed, size, where = claimed
-    at = 0
-    while at + 4 <= len(extra):
-        kind, length = struct.unpack_from("<HH", extra, at)
-        if kind == 1:
-            words = list(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
-            if len(words) < claimed.count(_MAX32):
-                raise Malformed("a 64-bit entry of the zip directory is too short", *here)
-            size = words.pop(0) if size == _MAX32 else size
-            packed = words.pop(0) if packed == _MAX32 else packed
-            where = words.pop(0) if where == _MAX32 else where
-        at += 4 + length
-    return packed, size, where
 
 
 def _checked(file: Readable, start: int, length: int, entries: list[_Listed]) -> dict[str, Record]:
@@ -247,14 +232,14 @@ def _check_packed(data: bytes, listed: _Listed, name: str, at: int) -> None:
 
 def _local(file: Readable, at: int, listed: _Listed, name: str) -> int:
     """Check a local header against the directory; give where the data begin."""
-    fields = _LOCAL.unpack(exactly(file, at, _LOCAL.size))
-    end: int = at + _LOCAL.size + fields[9] + fields[10]
+    fields = LOCAL.unpack(exactly(file, at, LOCAL.size))
+    end: int = at + LOCAL.size + fields[9] + fields[10]
     late = bool(listed.flags & _HAS_DESCRIPTOR)
     sizes = (0, 0, 0) if late else (listed.crc, listed.length, listed.size)
-    large = (sizes[0], _MAX32, _MAX32)
-    if fields[0] != _IS_LOCAL or fields[1:6] != listed.common or fields[6:9] not in (sizes, large):
+    large = (sizes[0], MAX32, MAX32)
+    if fields[0] != IS_LOCAL or fields[1:6] != listed.common or fields[6:9] not in (sizes, large):
         raise Malformed(f"the header of {name} differs from the zip directory", at, end)
-    behind = exactly(file, at + _LOCAL.size, fields[9] + fields[10])
+    behind = exactly(file, at + LOCAL.size, fields[9] + fields[10])
     if behind[: fields[9]] != listed.name:
         raise Malformed(f"the header of {name} has another name in the zip directory", at, end)
     _check_padding(behind[fields[9] :], name, at, end)
@@ -288,51 +273,3 @@ def _descriptor(file: Readable, at: int, listed: _Listed, name: str) -> int:
         if fields == expected:
             return at + layout.size
     raise Malformed(f"what follows {name} differs from the zip directory", at, at + _SMALL.size)
-
-
-# -- by the standard library -----------------------------------------------------------------------
-
-UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    NotImplementedError,
-    RuntimeError,
-    ValueError,
-    OverflowError,
-    lzma.LZMAError,
-    EOFError,
-)
-"""What the standard library raises for an archive that it cannot read."""
-
-
-class WholeFile(io.RawIOBase):
-    """A file as the standard library wants it."""
-
-    def __init__(self, file: Readable, length: int) -> None:
-        """Take an open file and its length."""
-        self._file, self._length, self._at = file, length, 0
-
-    def readable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to a byte; one behind the end is the end."""
-        base = (0, self._at, self._length)[whence]
-        self._at = min(max(base + offset, 0), self._length)
-        return self._at
-
-    def tell(self) -> int:
-        """Return where it is."""
-        return self._at
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read at most so many bytes; raises as `exactly` does."""
-        left = self._length - self._at
-        data = exactly(self._file, self._at, left if size < 0 else min(size, left))
-        self._at += len(data)
-        return data

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.code import exported, keras_hdf5
 from ckpt_conformance.fsck.formats import any_zip, flax, foreign, gguf
-from ckpt_conformance.fsck.formats.zips import UNREADABLE, WholeFile
+from ckpt_conformance.fsck.formats.zip_ends import UNREADABLE, WholeFile
 from ckpt_conformance.fsck.judge.looks import look
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats import zips
+from ckpt_conformance.fsck.formats import zip_ends
 from ckpt_conformance.fsck.source.findings import Malformed
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def may_be_torch(name: str) -> bool:
 
 def is_torch(head: bytes) -> bool:
     """Return whether a file begins with the first record that torch writes."""
-    return head.startswith(zips.MAGIC) and _FIRST_RECORD in head
+    return head.startswith(zip_ends.MAGIC) and _FIRST_RECORD in head
 
 
 def is_pickle(folder: Folder, name: str) -> bool:

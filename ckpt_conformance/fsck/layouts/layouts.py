@@ -24,7 +24,7 @@ from ckpt_conformance.fsck.formats import (
     orbax,
     safetensors_file,
     torchsnapshot,
-    zips,
+    zip_ends,
 )
 from ckpt_conformance.fsck.layouts import first_bytes, leftovers, linked, step_names
 from ckpt_conformance.fsck.layouts import names as written
@@ -257,7 +257,7 @@ def _by_first_bytes(folder: Folder, name: str) -> Format | None:
         head[: safetensors_file.HEAD]
     ):
         return Format.SAFETENSORS
-    is_zip = head.startswith(zips.MAGIC)
+    is_zip = head.startswith(zip_ends.MAGIC)
     if not _is_named_as_torch(name.rpartition("/")[2]):
         is_zip = first_bytes.is_torch(head)
     return Format.TORCH if is_zip or not head else None
