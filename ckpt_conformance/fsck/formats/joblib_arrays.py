@@ -10,8 +10,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.fsck.pickled.faults import Limit, Short
+from ckpt_conformance.fsck.pickled.instructions import STEPS
+from ckpt_conformance.fsck.pickled.machine import Machine, Steps
 from ckpt_conformance.fsck.pickled.pickle_values import Made, Name
-from ckpt_conformance.fsck.pickled.pickles import STEPS, Machine, Steps
 from ckpt_conformance.fsck.source.untrusted import count, is_dict, is_tuple
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from ckpt_conformance.fsck.formats import (
 )
 from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.written_names import ANY, judge_names
-from ckpt_conformance.fsck.pickled import effort, pickles
+from ckpt_conformance.fsck.pickled import cpp_pickles, effort, pickles
 from ckpt_conformance.fsck.pickled.asked import Asked
 from ckpt_conformance.fsck.pickled.faults import Broken, Short
+from ckpt_conformance.fsck.pickled.machine import FROM_BYTES, MOST_BYTES, Steps
 from ckpt_conformance.fsck.pickled.pickle_values import Made, Name, Persistent
-from ckpt_conformance.fsck.pickled.pickles import FROM_BYTES, MOST_BYTES
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotRead, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span
@@ -46,7 +46,6 @@ _PLAIN = re.compile(rb"\([dl]p\d+\n")  # a dict or a list as protocol 0 begins i
 _NO_TEXT = re.compile(
     rb"[^\t\n\f\r\x1b\x20-\xff]"
 )  # signs that no text has in an encoding by bytes
-_CONSTANTS = "constants.pkl"  # of TorchScript
 _PACKAGE = ".data/extern_modules"  # torch.package writes it
 _PICKLES = (".pkl", ".pickle", ".p")
 _MOST_LEVELS = 200
@@ -55,6 +54,7 @@ _MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch before 1.
 _MOST_TOLD = 20
 _MOST_NESTED = 3  # files of torch in one another
 _MOST_PICKLES = 1_000_000  # one behind the other, as programs append them
+_OF_STORAGE = 5  # parts that name one
 _OF_LEGACY = 5  # its pickles: magic, version, machine, structure, keys of storages
 STREAMS = (
     1 << 12,
@@ -163,23 +163,16 @@ def read(file: Readable, start: int, length: int) -> Archive:
     archive = Archive(overhead=overhead, records=records)
     structure = records.get("data.pkl")
     _read_small(file, records, archive)
-    _read_others(file, records, archive)
+    constants = _read_others(file, records, archive)
     if structure is None and _PACKAGE in records:
         what = "it is a file of torch.package: who imports it runs the sources in it"
         archive.problems.append(Problem(Kind.UNSAFE, what, name=ANY))
     elif structure is None:
         archive.problem("the record data.pkl is missing: the structure of the checkpoint")
     else:
-        own: tuple[str, ...] = ()
-        defined: frozenset[str] | None = None
+        asked = _read_structure(file, structure, archive)
         if _is_script(records):
-            archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
-            own = (SCRIPT,)
-            defined = _read_script(file, records, archive)
-        asked = _read_structure(file, structure, archive, own)
-        if defined is not None and asked is not None:
-            for why in torchscript.undefined(asked, defined):
-                archive.problem(why)
+            _read_script(file, records, archive, asked, constants)
     _spans(records, archive)
     return archive
 
@@ -265,9 +258,7 @@ def _look_inside(asked: Asked, level: int) -> None:
         asked.add(found)
 
 
-def _stream_of(
-    data: bytes, most: int, steps: pickles.Steps | None = None, level: int = 0
-) -> Stream | None:
+def _stream_of(data: bytes, most: int, steps: Steps | None = None, level: int = 0) -> Stream | None:
     asked, is_legacy, number = Asked(), False, 0
     try:
         for held, one in pickles.load_each(data, _MOST_PICKLES, steps):
@@ -307,16 +298,18 @@ def _is_name(name: Name | str) -> bool:
 
 def _is_script(records: dict[str, zips.Record]) -> bool:
     """Return whether `torch.jit.save` wrote an archive: its classes stand below `code/`."""
-    return _CONSTANTS in records and any(name.startswith("code/") for name in records)
+    return torchscript.CONSTANTS in records and any(name.startswith("code/") for name in records)
 
 
 def _read_script(
-    file: Readable, records: dict[str, zips.Record], archive: Archive
-) -> frozenset[str] | None:
-    """Look for what of TorchScript's sources a load runs; return the classes that they define.
-
-    None where not all of them are read.
-    """
+    file: Readable,
+    records: dict[str, zips.Record],
+    archive: Archive,
+    structure: Asked | None,
+    constants: Asked,
+) -> None:
+    """Look for what of TorchScript's sources a load runs, and whether they define its classes."""
+    archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
     sources = _sources(file, records)
     found = [*torchscript.problems(sources)]
     if torchscript.BYTECODE in records:
@@ -325,7 +318,13 @@ def _read_script(
         found += torchscript.bytecode(exactly(file, place.start, size))
     for why in found:
         archive.problems.append(Problem(Kind.UNSAFE, torchscript.unsafe(why), name=ANY))
-    return torchscript.defined(sources)
+    defined = torchscript.defined(sources)
+    for record, asked in ((torchscript.CONSTANTS, constants), ("data.pkl", structure)):
+        if asked is not None and defined is not None:
+            for why in torchscript.undefined(asked, defined):
+                archive.problem(f"{record} {why}")
+    if structure is not None and not cpp_pickles.is_module(archive.tree):
+        archive.problem("data.pkl holds no object of a class of TorchScript: a load fails")
 
 
 def _sources(file: Readable, records: dict[str, zips.Record]) -> dict[str, bytes]:
@@ -343,15 +342,15 @@ def _sources(file: Readable, records: dict[str, zips.Record]) -> dict[str, bytes
     return sources
 
 
-def _read_structure(
-    file: Readable, record: zips.Record, archive: Archive, own: Collection[str]
-) -> Asked | None:
+def _read_structure(file: Readable, record: zips.Record, archive: Archive) -> Asked | None:
     """Rebuild the structure and find the tensors in it; return what it asks for.
 
     None, and a problem, where it cannot be read.
     """
+    is_script = _is_script(archive.records)
+    own = (SCRIPT,) if is_script else ()
     try:
-        tree, asked = _load(file, record)
+        tree, asked = _load(file, record, is_script=is_script)
     except Malformed as error:
         kind = Kind.UNKNOWN if isinstance(error, NotRead) else Kind.DAMAGED
         problem = Problem(kind, f"data.pkl: {error}", (), record.start, record.end)
@@ -403,30 +402,40 @@ def _read_small(file: Readable, records: dict[str, zips.Record], archive: Archiv
         archive.problems.append(Problem(kind, str(error), (), error.start, error.end))
 
 
-def _read_others(file: Readable, records: dict[str, zips.Record], archive: Archive) -> None:
-    """Look into pickles that torch.load does not read, and that other programs may."""
+def _read_others(file: Readable, records: dict[str, zips.Record], archive: Archive) -> Asked:
+    """Look into pickles that torch.load does not read, and that other programs may.
+
+    Return what the constants of TorchScript ask for: its load reads them.
+    """
     own = (SCRIPT,) if _is_script(records) else ()
+    constants = Asked()
     for name, record in records.items():
         if name == "data.pkl" or record.packed or not name.endswith(_PICKLES):
             continue
         asked = Asked()
+        is_constants = bool(own) and name == torchscript.CONSTANTS
         try:
-            _, asked = _load(file, record)
+            value, asked = _load(file, record, is_script=is_constants)
+            if is_constants and not is_tuple(value):
+                archive.problem(f"{name} holds a {type(value).__name__}, and no tuple")
         except Malformed as error:
             asked = error.asked if isinstance(error, Broken) else asked
             if isinstance(error, NotRead):
                 archive.problems.append(Problem(Kind.UNKNOWN, f"{clip(name)}: {error}"))
-            elif own and name == _CONSTANTS:
-                archive.problem(f"{name}: {error}")  # torch.jit.load reads it
+            elif is_constants:
+                archive.problem(f"{name}: {error}")
         archive.problems += _unsafe(name, asked, own)
+        constants = asked if is_constants else constants
+    return constants
 
 
-def _load(file: Readable, record: zips.Record) -> tuple[Any, Asked]:
-    """Read a record as a pickle, if it is small enough for one."""
+def _load(file: Readable, record: zips.Record, *, is_script: bool) -> tuple[Any, Asked]:
+    """Read a record as a pickle, if it is small enough for one; of TorchScript as C++ does."""
     size = record.end - record.start
     if size > MOST_BYTES:
         raise TooLarge(f"a structure of {size} bytes: {MOST_BYTES} are read at most")
-    return pickles.load(exactly(file, record.start, size))
+    data = exactly(file, record.start, size)
+    return cpp_pickles.load(data) if is_script else pickles.load(data)
 
 
 def _tensors_of(tree: Any) -> Iterator[tuple[str, Made]]:  # noqa: ANN401  what a pickle holds
@@ -511,8 +520,12 @@ def tensor_of(name: str, made: Made, records: dict[str, zips.Record]) -> Tensor:
 
 
 def storage_of(pid: Any, records: dict[str, zips.Record]) -> tuple[str, str, int]:  # noqa: ANN401
-    """Return record, dtype and bytes of `("storage", type, key, device, number of elements)`."""
-    if not is_tuple(pid) or len(pid) < 5 or pid[0] != "storage":  # noqa: PLR2004
+    """Return record, dtype and bytes of `("storage", type, key, device, number of elements)`.
+
+    A sixth part, of a view, is of files before torch 1.6: the reader in C++ alone passes over it.
+    """
+    is_named = is_tuple(pid) and pid[:1] == ("storage",) and len(pid) >= _OF_STORAGE
+    if not is_named or (len(pid) > _OF_STORAGE and not _is_script(records)):
         raise Malformed("its storage is named in a way that no save uses")
     dtype = STORAGES.get(pid[1].name) if isinstance(pid[1], Name) else None
     if dtype is None:

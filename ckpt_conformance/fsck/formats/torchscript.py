@@ -127,12 +127,12 @@ def defined(sources: Mapping[str, bytes]) -> frozenset[str] | None:
 
 
 def undefined(asked: Asked, known: Collection[str]) -> Iterator[str]:
-    """Yield the classes of TorchScript that a pickle asks for, and that no source defines."""
+    """Yield which classes of TorchScript a pickle asks for that no source defines."""
     for name in sorted(asked.names):
         is_own = name.module.partition(".")[0] == SCRIPT
         is_of_torch = str(name).startswith(f"{SCRIPT}.torch.classes.")
         if is_own and not is_of_torch and str(name) not in known:
-            yield f"data.pkl asks for {clip(str(name))}, and no source below code/ defines it"
+            yield f"asks for {clip(str(name))}, and no source below code/ defines it"
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.fsck.pickled.faults import Again
+from ckpt_conformance.fsck.pickled.machine import HIDDEN
 from ckpt_conformance.fsck.pickled.pickle_values import Made, Name
-from ckpt_conformance.fsck.pickled.pickles import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from ckpt_conformance.fsck.pickled.pickles import Machine
+    from ckpt_conformance.fsck.pickled.machine import Machine
 
 _GET = rb"(?:h.|j.{4})"
 _INT = rb"(?:K.|M..|J.{4}|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
