@@ -128,6 +128,22 @@ class TableInMemory(Mirrors):
         return unknown or super().may_delete(candidate)
 
 
+@mutant(
+    "D11-join",
+    url="awslabs/hybrid-model-factory#4",
+    change="rotation joins the uploads of this process, and a new process has none to wait for",
+    violates={"CKC-MIRR-004", "CKC-MIRR-005"},
+)
+class JoinsInRotation(TableInMemory):
+    """Waits in the training step, and forgets at exit all the same."""
+
+    def may_delete(self, candidate: Candidate) -> bool:
+        """What is mirrored once its upload was joined, or is not in the table."""
+        if isinstance(self.mirror, Watched) and candidate.reference.step in self.mirror.queued:
+            self.mirror.close(timeout=300.0)
+        return super().may_delete(candidate)
+
+
 class FirstFiles(DirectoryMirror):
     """Uploads what the first page of a listing shows."""
 

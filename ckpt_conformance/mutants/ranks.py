@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.ranks_loading import LoadRequest
     from ckpt_conformance.reference_impl.ranks_saving import Bring
     from ckpt_conformance.reference_impl.ranks_state import Begun, Own
+    from ckpt_conformance.reference_impl.resolve import Candidate
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 # -- in a save -------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ class TransportError(CheckpointManager):
     "C01-ranks",
     url="Lightning-AI/pytorch-lightning#1150",
     change="rank 0 deletes the older steps when a save of several ranks begins",
-    violates={"CKC-RANK-002", "CKC-INTN-015"},
+    violates={"CKC-RANK-002", "CKC-RANK-014", "CKC-INTN-015"},
     base="reference-dcp",
 )
 class DeletesBeforeRanksSave(CheckpointManager):
@@ -230,6 +231,70 @@ class TreePerRestart(CheckpointManager):
         """Manage the directory of this start."""
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT")
         super().__init__(Path(root) / f"start-{start}" if start else root, **settings)
+
+
+@mutant(
+    "C09",
+    url="huggingface/transformers#20988",
+    change="each rank deletes what it has found too old, and the second one finds it gone",
+    violates={"CKC-RANK-014"},
+    base="reference-dcp",
+)
+class EachRankDeletes(CheckpointManager):
+    """Rotates on every rank; here each time in the order in which that fails."""
+
+    def retain(self, saved: CheckpointReference) -> None:
+        """Leave it to what comes after the commit, where there are ranks."""
+        if self.ranks is None:
+            super().retain(saved)
+
+    def save_together(
+        self, ranks: Ranks, what: str, step: int, bring: Bring
+    ) -> CheckpointReference:
+        """Save; then list, and delete one rank after the other."""
+        saved = super().save_together(ranks, what, step, bring)
+        found = self.victims(resolve.scan(self.root), saved)
+        ranks.together(f"{what}: listed", lambda: None)
+        if ranks.leads:
+            self.remove_all(found)
+        ranks.together(f"{what}: deleted", lambda: None)
+        if not ranks.leads:
+            self.remove_all(found)
+        return saved
+
+    def remove_all(self, found: list[Candidate]) -> None:
+        """Delete directories; FileNotFoundError where one is gone."""
+        for old in found:
+            shutil.rmtree(old.reference.directory)
+
+
+@mutant(
+    "C15",
+    url="Lightning-AI/pytorch-lightning#5155",
+    change="a rank sees the name that the first has just written, and records another one",
+    violates={"CKC-RANK-015"},
+    base="reference-dcp",
+)
+class RecordsAnotherName(CheckpointManager):
+    """Asks whether a name is free when the first rank has taken it."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401
+        """No save has found its name taken so far."""
+        super().__init__(*given, **named)
+        self.renamed: set[int] = set()
+
+    def save_together(
+        self, ranks: Ranks, what: str, step: int, bring: Bring
+    ) -> CheckpointReference:
+        """Save; other ranks than the first take `-v1` for its name."""
+        saved = super().save_together(ranks, what, step, bring)
+        if not ranks.leads and saved.directory.exists():
+            self.renamed.add(step)
+        return saved
+
+    def steps(self) -> list[int]:
+        """What is there under the names that this rank knows."""
+        return [step for step in super().steps() if step not in self.renamed]
 
 
 # -- in a load -------------------------------------------------------------------------------------
