@@ -75,6 +75,7 @@ def test_a_run_with_loader_workers_goes_on_as_if_unbroken(subject: Subject) -> N
 
     Why: the workers are ahead of the training step: the position of the producer is not the one
     that was trained on (H09), and an iterator that starts before the load never hears of it (H01).
+    While the number of workers stays the same nothing of theirs has to be saved (K009).
     How: a loader with two workers, a save in mid-epoch, a resume.
     """
     resumption.needs_mid_epoch(subject)

@@ -95,7 +95,7 @@ def test_no_step_is_announced_before_a_slow_rank_has_written(subject: Subject) -
 
     Why: the first rank publishes when its own part is written, or a rank returns before the step is
     committed: whoever looks meanwhile finds half a step, and training goes on without one (N01,
-    N02).
+    N02); test_save_waits_for_rank0_writes of K019.
     How: hold one rank at a call of its save of step 4 until the others were told or wait; resume in
     a new world from what is there; let it go: all save step 4 and it loads, or all are told by a
     documented error and step 2 loads.

@@ -506,7 +506,7 @@ def test_the_data_position_comes_back(subject: Subject) -> None:
     """Seed, epoch and position of the data loader come back.
 
     Why: a loader that is not in the checkpoint replays the same permutation from its start at every
-    restart, and the tail of the data is never seen (H12).
+    restart, and the tail of the data is never seen (H12, K012).
     How: compare the loader's state in the middle of an epoch.
     """
     resumption.identity(subject, "loader", "the data position is not what was saved")

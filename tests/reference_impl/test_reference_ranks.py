@@ -129,7 +129,10 @@ def test_real_parallelism(
 
 
 def test_files_of_two_ranks(worlds: Worlds, tmp_path: Path) -> None:
-    """The directory holds both ranks' files, each in the manifest; nothing else is left."""
+    """The directory holds both ranks' files, each in the manifest; nothing else is left.
+
+    What is the same on all ranks is in the file of rank 0 alone (K005, K001).
+    """
     worlds.results(2, "rank_cases:save", root=str(tmp_path), layout="2:S0")
     names = {".metadata", "__0_0.distcp", "__1_0.distcp", "extra_state.pt", "extra_state_rank1.pt"}
     found = read_manifest(tmp_path / "dcp_000003" / "meta.json")
@@ -140,6 +143,10 @@ def test_files_of_two_ranks(worlds: Worlds, tmp_path: Path) -> None:
     assert found.layout["model.wide"] == "[0, 1] S(0)"
     assert "model.seen" in found.tensors
     assert [part.sizes for part in found.sharded["model.wide"].parts] == [(4, 5), (3, 5)]
+    own = [
+        torch.load(tmp_path / "dcp_000003" / name, weights_only=True) for name in sorted(names)[3:]
+    ]
+    assert ["skeleton" in one for one in own] == [True, False]
 
 
 @pytest.mark.parametrize(("size", "layout"), [(2, "2:S0"), (3, "3:S0")])

@@ -208,7 +208,10 @@ def test_ranks_that_hold_different_states_are_refused(
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_stale_listing_of_one_rank_changes_nothing(worlds: Worlds, root: Path, rank: int) -> None:
-    """The first rank's listing counts: every rank loads the same step (N02, N03)."""
+    """The first rank's listing counts: every rank loads the same step (N02, N03).
+
+    test_load_does_not_hang_on_divergent_exists of K019.
+    """
     given = {"root": str(root), "layout": "3:S0", "rank": rank}
     found = worlds.results(3, "rank_faults:load_with_stale_listing", **given)
     assert [one["step"] for one in found] == [3, 3, 3]
