@@ -579,7 +579,7 @@ def shape_of(state: State) -> str:
         (number, content.size, [(e.offset, e.size, e.source) for e in content.extents])
         for number, content in state.contents.items()
     )
-    shape = sorted(state.names.items()), files, sorted(state.modes.items())
+    shape = sorted(state.names.items()), files, sorted(state.modes.items()), state.apart
     return hashlib.blake2b(repr(shape).encode(), digest_size=16).hexdigest()
 
 

@@ -109,7 +109,8 @@ class Digests:
         first: dict[int, str] = {}
         for path, number in state.names.items() if _ordered(state) else sorted(state.names.items()):
             kind = self.source.kinds[number]
-            hasher.update(f"{path}\0{kind}\0{first.setdefault(number, path)}\0".encode())
+            same = path if state.apart else first.setdefault(number, path)
+            hasher.update(f"{path}\0{kind}\0{same}\0".encode())
             if kind == "link":
                 hasher.update(f"{self.source.targets[number]}\0".encode())
                 continue
@@ -178,6 +179,7 @@ class Materializer:
         self.source = Source(recording)
         self.root = root
         self.placed = Placed()
+        self.copies: dict[str, int] = {}  # by path: files of which another name has the bytes
         root.mkdir(parents=True, exist_ok=True)
         for entry in list(os.scandir(root)):
             _remove(entry.path)
@@ -185,6 +187,7 @@ class Materializer:
     def apply(self, state: State) -> None:
         """Put a state there, and undo what anybody else did in between."""
         self._undo()
+        self._remove_copies()
         self._remove_names(state)
         self._make_names(state)
         self._fill_files(state)
@@ -229,6 +232,13 @@ class Materializer:
         for number in spoilt:
             self.placed.contents.pop(number, None)
 
+    def _remove_copies(self) -> None:
+        """Remove copies: only the first name of a file is known to have what was put there."""
+        for path in self.copies:
+            _remove(self._at(path))
+            self.placed.names.pop(path, None)
+        self.copies = {}
+
     # ---- names ----
 
     def _at(self, path: str) -> str:
@@ -269,12 +279,15 @@ class Materializer:
                 Path(self.waiting.pop(number)).rename(at)
             elif kind == "link":
                 Path(at).symlink_to(self.source.targets[number])
+            elif number in places and state.apart:
+                Path(at).touch()
+                self.copies[path] = number
             elif number in places:
                 os.link(self._at(places[number]), at)
             else:
                 Path(at).touch()
                 self.placed.contents[number] = Content(0)
-            places[number] = path
+            places.setdefault(number, path)
             self.placed.names[path] = number
 
     # ---- contents, modes and times ----
@@ -283,9 +296,12 @@ class Materializer:
         """Fill the files; set modes and times, deepest first, and note what stands there."""
         done: set[int] = set()
         for path, number in state.names.items():
-            if number in state.contents and number not in done:
+            if number in state.contents and number not in done and path not in self.copies:
                 done.add(number)
                 self._fill(self._at(path), number, state.contents[number])
+        for path, number in self.copies.items():
+            content = whole_bytes(self.source, number, state.contents[number])
+            Path(self._at(path)).write_bytes(content)
         self.placed.fingerprints = {}
         for path in sorted(state.names, reverse=True):
             self._set_mode_and_time(path, state)

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.model import (
     btrfs,
+    fuse_object,
     kill,
     legality,
+    legality_fuse,
     legality_log,
     legality_ranks,
     legality_store,
+    mounts,
     node_loss,
     object_store,
     posix,
@@ -38,6 +41,11 @@ OF_POWER_LOSS = ("ext4", "xfs", "btrfs")
 OF_A_DISK = ("kill", *OF_POWER_LOSS)  # what is explored unless models are named
 OF_RANKS = ("ranks", "nfs", "node-loss")  # only of a recording of several ranks
 OF_STORES = (object_store.NAME,)  # only of a recording of requests
+PROGRAMS = {  # by model: those that mount a bucket, of which it has the states
+    mounts.NAME: mounts.UPLOADING,
+    **{f"{mounts.NAME}:{name}": (mount,) for name, mount in mounts.MOUNTS.items()},
+}
+OF_MOUNTS = tuple(PROGRAMS)  # a bucket that is mounted as a folder
 
 # data=ordered, delayed allocation, auto_da_alloc, no fast_commit: a rename over a file, or a new
 # size, is committed only with the data that it stands for.
@@ -83,6 +91,25 @@ _ALL = (
 )
 
 
+@dataclass
+class Mounted:
+    """The two sides of the model of a bucket that one of some programs mounts as a folder."""
+
+    name: str
+    programs: tuple[mounts.Mount, ...]
+
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
+        """Yield legal states of every crash point, simplest first at each; at most `budget`.
+
+        Raises Unknown where the recording does not tell when files were closed.
+        """
+        return fuse_object.listed(self.programs, self.name, recording, rng, budget)
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Return which rule a state breaks; empty if it is legal."""
+        return legality_fuse.mounted(self.programs, recording, state)
+
+
 class Stored(object_store.ObjectStoreModel):
     """The two sides of the model of a store."""
 
@@ -91,4 +118,10 @@ class Stored(object_store.ObjectStoreModel):
         return legality_store.stored(recording, state)
 
 
-MODELS: dict[str, Model] = {model.name: model for model in (*_ALL, Stored())}
+_MOUNTED = tuple(Mounted(name, programs) for name, programs in PROGRAMS.items())
+MODELS: dict[str, Model] = {model.name: model for model in (*_ALL, *_MOUNTED, Stored())}
+
+
+def refused(name: str, recording: Recording) -> list[mounts.Refused]:
+    """List the first call that each program of a model refuses; none where nobody mounts."""
+    return mounts.refused(PROGRAMS.get(name, ()), recording)

@@ -47,6 +47,8 @@ class State:
     that changed an object last: later ones get later times. `why` says how the state was chosen,
     in a few words for the report; it is no part of what the state is. `cut` says where each rank
     stopped: its operations below that index had been issued; empty if all stopped at the point.
+    `apart`: a file that stands at several paths is a copy at each, as objects of a bucket are; else
+    these are links to one file.
     """
 
     point: int
@@ -56,6 +58,7 @@ class State:
     modes: Mapping[int, int] = field(default_factory=dict[int, int], compare=False)
     why: str = field(default="", compare=False)
     cut: tuple[int, ...] = ()
+    apart: bool = False
 
     def has(self, operation: Operation) -> bool:
         """Whether an operation had been issued."""
