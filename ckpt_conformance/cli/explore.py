@@ -34,7 +34,7 @@ from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
 from ckpt_conformance.crash.explore.stores import MIRRORED
-from ckpt_conformance.crash.model.models import OF_A_DISK, OF_RANKS, OF_STORES
+from ckpt_conformance.crash.model.models import OF_A_DISK, OF_MOUNTS, OF_RANKS, OF_STORES
 from ckpt_conformance.crash.script.command import GRACE, Signals
 from ckpt_conformance.processes import scratch
 from ckpt_conformance.report import (
@@ -109,7 +109,11 @@ What = Annotated[
     ),
 ]
 Models = Annotated[
-    Names, typer.Option(help="Persistence model (repeatable); default: all of a disk but posix.")
+    Names,
+    typer.Option(
+        help="Persistence model (repeatable); default: all of a disk but posix. Of a bucket that is "
+        f"mounted as a folder: {OF_MOUNTS[0]}, or of one program {OF_MOUNTS[1]}, ..."
+    ),
 ]
 Ranks = Annotated[
     int, typer.Option(min=1, max=8, help=f"Ranks that save: models {', '.join(OF_RANKS)}.")
@@ -192,6 +196,10 @@ def explore(  # noqa: PLR0913  one parameter for each option
         chosen = [MIRRORED]
     asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
     limits = _limits(jobs, every=is_full)
+    if set(models) & set(OF_MOUNTS):
+        alone = {"--real": real, "--cache": cache, "--on": on}
+        alone |= {"--record": record, "--recording": recording}
+        _require_mounts_alone(models, [name for name, value in alone.items() if value])
     order = Order(what, script, with_command, asked, limits, ranks, out, keep, signals)
     raise typer.Exit(_record(order, record) if record else _explore(order, work, recording))
 
@@ -405,6 +413,16 @@ def _require_store_alone(models: Sequence[str], has_more: bool) -> None:  # noqa
         )
 
 
+def _require_mounts_alone(models: Sequence[str], given: Sequence[str]) -> None:
+    """Refuse what goes with no recording that has closes."""
+    others = [f"the model {name!r}" for name in models if name not in OF_MOUNTS]
+    for one in (*others, *given):
+        raise requests.RequestError(
+            f"{OF_MOUNTS[0]!r} does not go with {one}: it needs recordings of its own, which tell "
+            "when files are closed; run them one after the other"
+        )
+
+
 def _limits(jobs: int | None, *, every: bool) -> Limits:
     from ckpt_conformance.crash.explore import exploration as engine
 
@@ -451,6 +469,11 @@ class Run:
         self.explorations: list[Exploration] = []
         self.findings = exploration.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
+
+    @property
+    def closing(self) -> bool:
+        """Whether recordings have to tell when files are closed."""
+        return not set(self.asked.models).isdisjoint(OF_MOUNTS)
 
     def take_part(self, request: explorations.Request, work: Work, depends: Identity) -> None:
         """Explore a part only, and write its lines."""
@@ -528,7 +551,7 @@ class Run:
             elif self.kit:
                 recorded = stack.enter_context(self.kit.workload(name))
             else:
-                recorded = workloads.record(subject, name)
+                recorded = workloads.record(subject, name, closing=self.closing)
             self._explore_recorded(subject, recorded, progress)
 
     def _explore_recorded(self, subject: Subject, recorded: Recorded, progress: Progress) -> None:
@@ -643,6 +666,7 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
         yield f"      contents tried: {', '.join(phases)}"
         for error in report.unusable:
             yield f"      after the recovery: {error}"
+        yield from (f"      {one}" for one in report.refused)
     yield from _violation_lines(result, kept)
     yield from _audit_lines(result)
 

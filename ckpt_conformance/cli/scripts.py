@@ -370,7 +370,9 @@ def _rehearse(
     place = _places(scratch)
     if run.kit is None:
         there = script.at(str(place / "out"))
-        return rehearsal.rehearse(_stage(there, scratch, stack, progress, run.limits.jobs))
+        stage = _stage(there, scratch, stack, progress, run.limits.jobs)
+        stage.closing = run.closing
+        return rehearsal.rehearse(stage)
     folder = run.kit.folder / SCRIPT
     known = kept.read(folder, script)
     stack.enter_context(run.kit.directory(known.script.root))

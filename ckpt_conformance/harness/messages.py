@@ -606,7 +606,8 @@ class Program(Message, frozen=True, omit_defaults=True):
     adapter's, or `exec` for a child that needs an interpreter of its own whatever its adapter says.
     `rank_group`: this child forks one process for each of these programs, and `rank` is said in
     every event of a journal that they share. `hash_seed` is that of an interpreter of its own.
-    `record` names the folder of a recording; with `stops` all ranks are killed where each has done
+    `record` names the folder of a recording, which has closes, too, with `closing` and of ranks;
+    with `stops` all ranks are killed where each has done
     so much. `environment` has variables of this child alone; None removes one.
     """
 
@@ -628,6 +629,7 @@ class Program(Message, frozen=True, omit_defaults=True):
     rank: int | None = None
     rank_group: tuple[Program, ...] = ()
     record: str = ""
+    closing: bool = False
     stops: tuple[Stop, ...] = ()
     environment: dict[str, str | None] = {}
 

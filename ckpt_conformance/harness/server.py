@@ -215,6 +215,7 @@ def supervision_of(program: Program, *, anew: bool = False) -> Supervision | Non
         ranks=len(program.rank_group),
         stops=program.stops,
         injects=bool(hits),
+        closing=program.closing or bool(program.rank_group),  # ranks may be nodes of an NFS
         reading=any(args.get("reading") for args in hits),
         may_patch=not program.rank_group and not anew,
     )

@@ -38,6 +38,7 @@ class Supervision:
     ranks: int = 0
     stops: tuple[Stop, ...] = ()
     injects: bool = False  # an operation has a fault at a system call
+    closing: bool = False  # closes are noted, too
     reading: bool = False  # one of these counts calls that only read
     may_patch: bool = True  # without a supervisor, entry points in this process may be patched
 
@@ -53,7 +54,7 @@ def enter(supervision: Supervision) -> None:
         supervision.folder,
         journal=supervision.journal,
         reading=supervision.reading,
-        closing=supervision.ranks > 0,  # the ranks may be nodes of an NFS
+        closing=supervision.closing,
     )
     pid = os.fork()  # not lifecycle.fork: the child goes on with what the caller does
     if pid == 0:

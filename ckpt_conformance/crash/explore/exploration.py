@@ -31,7 +31,7 @@ from ckpt_conformance.crash.explore.materializer import digest
 from ckpt_conformance.crash.model import plan
 from ckpt_conformance.crash.model.enumerate import Rules
 from ckpt_conformance.crash.model.kill import KillWalk
-from ckpt_conformance.crash.model.models import MODELS, OF_STORES
+from ckpt_conformance.crash.model.models import MODELS, OF_MOUNTS, OF_STORES, PROGRAMS, refused
 from ckpt_conformance.harness.strata import draw_left_out
 from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 
@@ -165,6 +165,7 @@ class ModelReport:
     worst: dict[str, Violation] = field(default_factory=dict[str, Violation])  # by outcome
     unusable: list[str] = field(default_factory=list[str])  # recoveries that could not go on
     phases: dict[str, PhaseStates] = field(default_factory=dict[str, PhaseStates])
+    refused: tuple[str, ...] = ()  # calls that a program which mounts a bucket refuses
     strata: PhaseStates = NO_STATES  # all, and those that a recovery met
 
     def add(self, violation: Violation) -> None:
@@ -190,6 +191,7 @@ class ModelReport:
             "points": {str(point): dict(ends) for point, ends in sorted(self.points.items())},
             "violations": [msgspec.to_builtins(v.record()) for v in self.worst.values()],
             "unusable": self.unusable,
+            **({"refused": list(self.refused)} if self.refused else {}),
         }
 
 
@@ -248,7 +250,7 @@ class Exploration:
 
     def audit_of(self, models: Iterable[str]) -> list[Finding]:
         """List the audit's findings that matter under some models: a kill needs no sync."""
-        if set(models) - {KILL, RANKS, *OF_STORES}:
+        if set(models) - {KILL, RANKS, *OF_STORES, *OF_MOUNTS}:
             return self.audit
         return [finding for finding in self.audit if finding.rule not in audit.OF_SYNCS]
 
@@ -390,9 +392,17 @@ class BaseExplorer:
         cases = [Case(name, state, self.content_of(state)) for state in states]
         report = self.result.models.setdefault(name, ModelReport(name))
         report.candidates = len(cases)
+        self._note_refused(name, report)
         report.distinct = len({case.content for case in cases})
         self.cases[name] = cases
         return cases
+
+    def _note_refused(self, name: str, report: ModelReport) -> None:
+        """Note what programs that mount a bucket refuse; where all do, no save ends."""
+        found = refused(name, self.recording)
+        report.refused = tuple(map(str, found))
+        if found and len(found) == len(PROGRAMS[name]):
+            self.unknown(f"{name}: nothing is told of what comes after: {found[0]}")
 
     def listed(self, models: Sequence[str]) -> list[Case]:
         """List the states of some models, and return those that are chosen.

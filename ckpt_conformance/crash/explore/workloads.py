@@ -61,6 +61,7 @@ class Workload:
     job: str = DEFAULT_KIND
     is_apart: bool = False
     is_background: bool = False
+    closing: bool = False  # its recording has closes
     tried_again: bool = False  # its one save meets a fault, raises, and is made once more
 
 
@@ -133,16 +134,23 @@ def of_ranks(subject: Subject) -> tuple[str, ...]:
     return ("rotated" if Capability.RETENTION in subject.info.capabilities else "second",)
 
 
-def record(subject: Subject, name: str, layout: Mapping[str, int] | None = None) -> Recorded:
+def record(
+    subject: Subject,
+    name: str,
+    layout: Mapping[str, int] | None = None,
+    *,
+    closing: bool = False,
+) -> Recorded:
     """Record a workload, once per subject; with a layout, of several ranks.
+
+    With `closing` the recording has closes: a bucket that is mounted as a folder uploads then.
 
     Raises NotApplicable where the manager does not declare what it needs or does not save a step
     twice, Unknown where a save that nothing disturbs fails.
     """
-    workload = replace(WORKLOADS[name], layout=dict(layout or {}))
-    return subject.once(
-        RECORDED, lambda: _record(subject, workload), name, *sorted(workload.layout.items())
-    )
+    workload = replace(WORKLOADS[name], layout=dict(layout or {}), closing=closing)
+    key = name, closing, *sorted(workload.layout.items())
+    return subject.once(RECORDED, lambda: _record(subject, workload), *key)
 
 
 def injected(subject: Subject, name: str, fault: Fault, step: int) -> Recorded:
@@ -234,8 +242,9 @@ def _live(
     }
     if workload.layout:
         return worlds.recorded(subject, workload.layout, *ops, folder=Path(record), **given)
-    more = {"record": record} if record else {}
-    return subject.execute(*ops, kind=workload.job, **given, **more)
+    if record:
+        given |= {"record": record, "closing": workload.closing}
+    return subject.execute(*ops, kind=workload.job, **given)
 
 
 def _ops(workload: Workload, faults: Sequence[Fault] = (), step: int | None = None) -> list[AnyOp]:

@@ -148,7 +148,7 @@ class Refused:
         source = f" ({one.source})" if one.source else ""
         return (
             f"{self.mount.name} refuses operation {one.index}, {what}{source}, which {self.why}: "
-            "the save fails there with an error"
+            "the save fails there with an error, unless it has another way"
         )
 
 

@@ -155,9 +155,13 @@ class Warm(Request[Warmed], frozen=True, tag="warm"):
 
 
 class Record(Request[Recorded], frozen=True, tag="record"):
-    """Record a run in a folder, and keep what it produced beside it."""
+    """Record a run in a folder, and keep what it produced beside it.
+
+    With `closing` also when files were closed.
+    """
 
     folder: str
+    closing: bool = False
 
 
 class Begin(Request[Begun], frozen=True, tag="begin"):

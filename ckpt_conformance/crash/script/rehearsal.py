@@ -101,6 +101,7 @@ class Stage:
     private: bool = True
     expected: str = ""  # where the result of the uninterrupted run is kept
     notes_opened: bool = False  # whether workers note what runs open, in `folder`
+    closing: bool = False  # whether closes are recorded, too
 
     def worker(self) -> WorkerProcess:
         """Start one more worker."""
@@ -189,7 +190,7 @@ def _record_and_run(
     def record() -> Recorded:
         if not stage.why_not:
             stage.why_not = first.ask(Warm()).why
-        return first.ask(Record(str(stage.folder)))
+        return first.ask(Record(str(stage.folder), stage.closing))
 
     def plain() -> Run:
         return second.ask(AS_A_USER)

@@ -81,7 +81,7 @@ class Worker:
             case Warm():
                 return Warmed(self.host.warm(self.script.preload))
             case Record():
-                return self.record(Path(request.folder))
+                return self.record(Path(request.folder), closing=request.closing)
             case Begin():
                 return self.begin()
             case Expect():
@@ -95,7 +95,7 @@ class Worker:
 
     # -- the uninterrupted run --------------------------------------------------------------
 
-    def record(self, folder: Path) -> Recorded | Failed:
+    def record(self, folder: Path, *, closing: bool = False) -> Recorded | Failed:
         """Record a run in `folder`, from an empty directory; keep what it produced beside it.
 
         An earlier rehearsal may have recorded here: what it left would be resumed from.
@@ -105,7 +105,7 @@ class Worker:
         output.write_bytes(b"")
         if temporary := use_temporary(self.root):
             trees.empty(temporary)
-        recorder = Recorder(self.root, folder / "recording", journal=output)
+        recorder = Recorder(self.root, folder / "recording", journal=output, closing=closing)
         begun = time.monotonic()
         try:
             recording = self._record(recorder, output)
