@@ -8,8 +8,10 @@ a box that several ranks hold is written by one of them, and must be the same on
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -17,7 +19,9 @@ from torch.distributed.tensor import DTensor
 from ckpt_conformance.reference_impl.errors import SaveRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+T = TypeVar("T")
 
 
 class Box(NamedTuple):
@@ -42,6 +46,35 @@ class Box(NamedTuple):
     def ends(self) -> tuple[int, ...]:
         """The first index after the box, in each dimension."""
         return tuple(at + size for at, size in zip(self.begin, self.sizes, strict=True))
+
+    def without(self, other: Box) -> list[Box]:
+        """Boxes that hold what is in this one and not in the other; at most two a dimension."""
+        common = self.common(other)
+        if common is None:
+            return [self]
+        rest, left = [], self
+        for axis, (begin, end) in enumerate(zip(common.begin, common.ends, strict=True)):
+            rest += [
+                left._cut(axis, left.begin[axis], begin),
+                left._cut(axis, end, left.ends[axis]),
+            ]
+            left = left._cut(axis, begin, end)
+        return [box for box in rest if box.volume]
+
+    def _cut(self, axis: int, begin: int, end: int) -> Box:
+        """The part of it between two indices of a dimension."""
+        at, sizes = list(self.begin), list(self.sizes)
+        at[axis], sizes[axis] = begin, end - begin
+        return Box(tuple(at), tuple(sizes))
+
+    def moved(self, by: Sequence[int]) -> Box:
+        """The same box, so many elements further in each dimension."""
+        return Box(tuple(at + more for at, more in zip(self.begin, by, strict=True)), self.sizes)
+
+    def lies_in(self, shape: Sequence[int]) -> bool:
+        """Whether it is a part of a tensor of this shape; no extent or index is negative."""
+        edges = zip(self.begin, self.sizes, shape, strict=True)
+        return all(at >= 0 and size >= 0 and at + size <= extent for at, size, extent in edges)
 
     def slices_in(self, outer: Box) -> tuple[slice, ...]:
         """Where this box lies in a tensor that holds the outer one."""
@@ -124,30 +157,66 @@ def why_not_covered(shape: Sequence[int], boxes: Iterable[Box]) -> str:
     whole = whole_box(shape)
     if any(box.common(whole) != box for box in boxes):
         return f"a part lies outside of its shape {tuple(shape)}"
-    if _overlap(boxes):
+    if overlap(boxes):
         return "its parts overlap"
     missing = whole.volume - sum(box.volume for box in boxes)
     return f"{missing} of {whole.volume} elements are in no part" if missing else ""
 
 
-def _overlap(boxes: list[Box]) -> bool:
-    """Whether two boxes share an element.
-
-    The boxes are sorted along the dimension in which they begin at the most different places, so
-    that each is compared with its neighbours only: there may be thousands.
-    """
-    dimensions = range(len(boxes[0].begin) if boxes else 0)
-    axis = max(dimensions, key=lambda at: len({box.begin[at] for box in boxes}), default=None)
-    if axis is None:
+def overlap(boxes: list[Box]) -> bool:
+    """Whether two boxes share an element; there may be a million."""
+    if boxes and not boxes[0].sizes:
         return len(boxes) > 1
-    boxes = sorted(boxes, key=lambda box: box.begin[axis])
-    for at, box in enumerate(boxes):
-        for other in boxes[at + 1 :]:
-            if other.begin[axis] >= box.ends[axis]:
-                break
-            if box.common(other):
-                return True
-    return False
+    index = BoxIndex([(box, at) for at, box in enumerate(boxes)])
+    return any(other != at for at, box in enumerate(boxes) for _, other in index.common(box))
+
+
+class BoxIndex(Generic[T]):
+    """Boxes by their place: which of them share an element with a box, without a look at all.
+
+    Those with one extent along the first dimension are a band, and a band is an index of the
+    dimensions behind it. So shards that form a grid are found at the cost of those that are found.
+
+    Args:
+        entries: boxes of one number of dimensions, none of them empty, each with what it stands
+            for.
+        axis: the dimension that tells bands apart.
+    """
+
+    __slots__ = ("_axis", "_bands", "_begins", "_below", "_reach")
+
+    def __init__(self, entries: Sequence[tuple[Box, T]], axis: int = 0) -> None:
+        """Sort the boxes into bands."""
+        bands: dict[tuple[int, int], list[tuple[Box, T]]] = {}
+        for entry in entries:
+            at, size = entry[0].begin[axis : axis + 1], entry[0].sizes[axis : axis + 1]
+            band = (at[0], at[0] + size[0]) if at else (0, 1)  # a tensor without dimensions
+            bands.setdefault(band, []).append(entry)
+        self._axis = axis
+        self._bands = sorted(bands)
+        self._begins = [begin for begin, _ in self._bands]
+        # Up to where bands reach that begin no later: where no band can share anything any more.
+        self._reach = list(accumulate((end for _, end in self._bands), max))
+        last = not entries or axis + 1 >= len(entries[0][0].begin)
+        self._below: list[BoxIndex[T] | list[tuple[Box, T]]] = [
+            bands[band] if last else BoxIndex(bands[band], axis + 1) for band in self._bands
+        ]
+
+    def all(self) -> Iterator[tuple[Box, T]]:
+        """Each box, with what it stands for."""
+        for below in self._below:
+            yield from below if isinstance(below, list) else below.all()
+
+    def common(self, box: Box) -> Iterator[tuple[Box, T]]:
+        """Each box of the index that shares an element with this one, with what it stands for."""
+        begin = box.begin[self._axis] if box.begin else 0
+        end = begin + box.sizes[self._axis] if box.begin else 1
+        for at in range(bisect_left(self._begins, end) - 1, -1, -1):
+            if self._reach[at] <= begin:
+                return
+            if self._bands[at][1] > begin:
+                below = self._below[at]
+                yield from below if isinstance(below, list) else below.common(box)
 
 
 class Held(NamedTuple):

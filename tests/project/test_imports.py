@@ -95,7 +95,7 @@ AT_IMPORT = {
     "plugin": WRITERS,
     "reference_impl": {"torch", "numpy", "fsspec", "blake3"},
 }
-EVER_IN_REFERENCE = AT_IMPORT["reference_impl"]
+EVER_IN_REFERENCE = AT_IMPORT["reference_impl"] | {"lark"}
 
 
 @dataclass(frozen=True)

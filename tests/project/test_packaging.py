@@ -32,7 +32,7 @@ SIBLINGS = ("fault_injectors", "reference_impl", "suites")
 CORE = {"torch", "numpy", "pytest", "hypothesis", "faker", "msgspec"}
 EXTRAS = {
     "cli": {"typer", "rich", "jinja2", "pytest-xdist"},
-    "reference": {"blake3", "fsspec", "safetensors"},
+    "reference": {"blake3", "fsspec", "safetensors", "lark"},
     "tools": {"pyyaml"},
     "fast": {"isal"},
     "orbax": {"backports.zstd", "google-crc32c"},
