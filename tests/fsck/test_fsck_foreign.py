@@ -379,6 +379,8 @@ def _gguf(key: bytes, *tensors: tuple[bytes, int]) -> bytes:
         (_gguf(b"k", (b"w", 0), (b"v", 1)), State.WHOLE),
         (_gguf(b"", (b"w", 0)), State.DAMAGED),
         (_gguf(b"k", (b"w", 0), (b"w", 0)), State.DAMAGED),
+        (_gguf(b"\xff", (b"w", 0)), State.DAMAGED),
+        (_gguf(b"k", (b"\xc3", 0)), State.DAMAGED),
         (_gguf(b"k", (b"w", 4)), State.UNKNOWN),
         (_gguf(b"k", (b"w", 65536)), State.UNKNOWN),
     ],
@@ -386,7 +388,7 @@ def _gguf(key: bytes, *tensors: tuple[bytes, int]) -> bytes:
 def test_what_the_library_of_gguf_refuses_is_not_whole(
     data: bytes, state: State, tmp_path: Path
 ) -> None:
-    """A key or a name that occurs twice, and a type that is not known: found by the fuzz."""
+    """A key or a name that occurs twice, or is no text, and a type that is not known."""
     path = tmp_path / "model.gguf"
     path.write_bytes(data)
     assert only(path).state is state

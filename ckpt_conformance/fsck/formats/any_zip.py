@@ -101,7 +101,8 @@ def check(file: Readable, length: int) -> Iterator[tuple[str, int, str]]:
                 try:
                     yield one.filename, one.compress_size, _problem(archive, one)
                 except UNREADABLE as error:
-                    yield one.filename, one.compress_size, str(error)[:200]
+                    why = str(error)[:200] or "it ends behind the end of the archive"
+                    yield one.filename, one.compress_size, why
     except UNREADABLE as error:
         raise Malformed(f"it is no zip archive: {str(error)[:200]}") from None
 
@@ -264,7 +265,7 @@ def places(file: Readable, length: int) -> list[Place]:
         raise Malformed(f"it is no zip archive: {str(error)[:200]}") from None
     if len(found) > _MOST_MEMBERS:
         raise TooLarge(f"{len(found)} members, and {_MOST_MEMBERS} are looked into")
-    return [_place(file, length, one) for one in found if not one.is_dir()]
+    return [_place(file, length, one) for one in found if one.filename[-1:] != "/"]
 
 
 def _place(file: Readable, length: int, member: zipfile.ZipInfo) -> Place:

@@ -174,7 +174,11 @@ def _text(fields: Fields) -> str:
 def _once(fields: Fields, seen: set[str], what: str) -> str:
     """Read a name that no other has; the libraries refuse a file where one has."""
     at = fields.at
-    name = _text(fields)
+    raw = fields.take(fields.number("<Q"))
+    try:
+        name = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Malformed(f"{what} is no UTF-8: {clip(repr(raw[:80]))}", at, fields.at) from None
     if name in seen:
         raise Malformed(f"{what} occurs twice: {clip(name)}", at, fields.at)
     seen.add(name)

@@ -138,8 +138,7 @@ def read_root(folder: Folder, base: str, read: Read) -> Root:
         raise TooLarge(f"a manifest of kind {kind}, which stands in several files: not looked into")
     body.varints(2)  # the longest value in a node, and the longest node
     arity = body.take(1)[0]
-    if body.varint():
-        body.take(4)  # how hard it is packed
+    _check_packer(body)
     files = _files(body, "")
     count = body.varint()
     body.varints(count)
@@ -148,6 +147,8 @@ def read_root(folder: Folder, base: str, read: Read) -> Root:
     body.take(8 * count)  # times
     if not count:
         raise Malformed("it has no version")
+    if count > 1 << min(arity, _MOST_ARITY):
+        raise Malformed(f"it has {count} versions, and 2^{arity} at most")
     for at in ids:  # TensorStore looks at all versions, and loads the last
         _check_file(files, at)
     older = body.varint()
@@ -159,6 +160,17 @@ def read_root(folder: Folder, base: str, read: Read) -> Root:
     if lengths[-1] == _FULL or not keys[-1]:
         return last
     return Root(_place(files, ids[-1], starts[-1], lengths[-1]), heights[-1], keys[-1])
+
+
+def _check_packer(body: _Bytes) -> None:
+    """Refuse a way to pack new nodes that there is not: TensorStore opens no such database."""
+    packer = body.varint()
+    if packer > 1:
+        raise Malformed(f"its nodes are packed by {packer}, which there is not")
+    if packer:
+        level = int.from_bytes(body.take(4), "little", signed=True)
+        if not zstd.LEVELS[0] <= level <= zstd.LEVELS[1]:
+            raise Malformed(f"its nodes are packed at the level {level}, which there is not")
 
 
 def check_manifest(data: bytes) -> None:

@@ -37,6 +37,15 @@ METADATA = (".zarray", "zarr.json")
 _DTYPE = re.compile(r"[<>|][biufcmMSUV](\d{1,6})")
 _BITS = re.compile(r"(?:u?int|float|bfloat|complex|r)(\d{1,4})(?:_[a-z0-9]+)?")
 _SMALL = {"bool": 1, "int4": 1, "uint4": 1, "int2": 1, "uint2": 1}  # TensorStore gives each a byte
+# The dtypes of TensorStore 0.1.86, by which Orbax writes and reads: others are not loaded.
+_NAMED = (
+    r"bfloat16|int[24]|float4_e2m1fn|"
+    r"float8_(?:e3m4|e4m3fn|e4m3fnuz|e4m3b11fnuz|e5m2|e5m2fnuz|e8m0fnu)"
+)
+_KNOWN = {
+    2: re.compile(rf"[<>|][biu]1|[<>](?:[iu][248]|f[248]|c8|c16)|[<>|][SV]\d{{1,6}}|{_NAMED}"),
+    3: re.compile(rf"bool|u?int(?:8|16|32|64)|float(?:16|32|64)|complex(?:64|128)|r\d+|{_NAMED}"),
+}
 _MOST_DIMENSIONS = 32
 MOST_CHUNKS = 4_000_000
 MOST_METADATA = 4 << 20
@@ -52,6 +61,7 @@ _MEMBERS = {
 }
 OTHER_PACKERS = {"blosc", "bz2", "lz4", "lzma", "zlib", "packbits", "vlen-utf8", "vlen-bytes"}
 """Codecs of Zarr that are not looked into."""
+_LEVELS = {"zstd": zstd.LEVELS, "gzip": (0, 9), "zlib": (0, 9)}
 _PLACE = struct.Struct("<QQ")
 _ABSENT = (1 << 64) - 1
 _SUM = struct.Struct("<I")
@@ -169,10 +179,10 @@ def _check_members(values: Json, needed: Iterable[str], version: int) -> None:
         raise Malformed(f"it is no array of Zarr, version {version}: it {why}")
 
 
-def _dtype(value: object) -> str:
+def _dtype(value: object, version: int) -> str:
     """Return a dtype; one of several fields has no name here."""
     if isinstance(value, str):
-        if not item_size(value):
+        if not _KNOWN[version].fullmatch(value):
             raise TooLarge(f"its dtype is {clip(value)}, which is not looked into")
         return value
     if not value:
@@ -183,12 +193,14 @@ def _dtype(value: object) -> str:
 def _version2(values: Json) -> Array:
     _check_members(values, _MEMBERS2, 2)
     shape, chunk = _both(values["shape"], values["chunks"])
-    text = _dtype(values["dtype"])
+    text = _dtype(values["dtype"], 2)
     if values["order"] not in ("C", "F"):
         raise Malformed(f"its order is {clip(values['order'])}")
     packer = object_or_empty(values.get("compressor")).get("id", "")
     known = {"zstd": "zstd", "gzip": "gzip", "zlib": "gzip", "": ""}
     name = clip(packer).strip("'")
+    if name in _LEVELS:
+        _check_settings(name, {"level": 1, **object_or_empty(values["compressor"])})
     unknown = "" if name in known and not values.get("filters") else name or "a filter"
     sign = values.get("dimension_separator", ".")
     if sign not in (".", "/"):
@@ -214,7 +226,7 @@ def _version3(values: Json) -> Array:
     sign = object_or_empty(naming.get("configuration")).get("separator", "." if is_old else "/")
     if sign not in (".", "/"):
         raise Malformed(f"its separator is {clip(sign)}")
-    text = _dtype(values["data_type"])
+    text = _dtype(values["data_type"], 3)
     head = "" if is_old else "c"
     packing = _packing(values.get("codecs"), chunk)
     fill = values["fill_value"]
@@ -243,6 +255,8 @@ def _packing(codecs: object, chunk: tuple[int, ...]) -> Packing:
 
 def _order(value: object, dimensions: int) -> tuple[int, ...]:
     """Read which dimension each stored one is."""
+    if value in ("C", "F"):
+        return tuple(range(dimensions))[:: -1 if value == "F" else 1]
     order = _shape(value, "order of dimensions")
     if sorted(order) != list(range(dimensions)):
         raise Malformed(f"its order of dimensions is {clip(str(order))}")
@@ -257,7 +271,19 @@ def _named(codecs: object) -> Iterator[tuple[str, Json]]:
         values = object_or_empty(object_or_empty(codec).get("configuration"))
         if not {*values} <= _MEMBERS.get(name, {*values}):
             raise Malformed(f"the codec {name} has settings that it does not have")
+        _check_settings(name, values)
         yield name[:80], values
+
+
+def _check_settings(name: str, values: Json) -> None:
+    """Refuse what TensorStore does: a level that the packer does not have, an order of no bytes."""
+    least, most = _LEVELS.get(name, (0, 0))
+    level = values.get("level")
+    is_level = type(level) in (int, float) and level == int(level) and least <= level <= most
+    is_endian = name != "bytes" or values.get("endian", "big") in ("little", "big")
+    is_summed = name != "zstd" or type(values.get("checksum", False)) is bool
+    if (name in _LEVELS and not is_level) or not is_endian or not is_summed:
+        raise Malformed(f"the codec {name} has settings that there are not: {clip(str(values))}")
 
 
 def _sharding(values: Json, chunk: tuple[int, ...]) -> Packing:
@@ -268,6 +294,8 @@ def _sharding(values: Json, chunk: tuple[int, ...]) -> Packing:
         raise Malformed("the chunks inside of a shard do not fill it")
     own = _packing(values.get("codecs"), inner)
     index = [name for name, _ in _named(values.get("index_codecs"))]
+    if values.get("index_location", "end") not in ("start", "end"):
+        raise Malformed(f"the index of a shard is at its {clip(values['index_location'])}")
     if own.inner is not None or index != ["bytes", "crc32c"]:
         return Packing(unknown="sharding_indexed, of a sort that is not known")
     is_first = values.get("index_location", "end") == "start"

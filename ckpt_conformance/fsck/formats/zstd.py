@@ -15,6 +15,8 @@ from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+LEVELS = (-131072, 22)
+"""The lowest and the highest level at which Zstandard packs."""
 _PIECE = 1 << 20  # bytes that are unpacked at once
 
 

@@ -478,7 +478,14 @@ def allowed(findings: Iterable[Finding], covers: Callable[[str], bool]) -> list[
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Order findings, worst first, then by place; each once."""
+    """Order findings, worst first, then by place, then by words; each once.
+
+    Threads find them in any order: what is told, and kept, is the same each time.
+    """
     kinds = list(Kind)
-    unique = dict.fromkeys(findings)
-    return sorted(unique, key=lambda one: (-kinds.index(one.kind), one.file, one.start or 0))
+
+    def place(one: Finding) -> tuple[object, ...]:
+        where = (one.file, one.start or 0, one.end or 0)
+        return (-kinds.index(one.kind), *where, one.what, one.tensors, one.name)
+
+    return sorted(dict.fromkeys(findings), key=place)
