@@ -104,6 +104,20 @@ def test_what_is_not_looked_into_is_unknown(data: bytes, tmp_path: Path) -> None
     assert _state(tmp_path, data) is State.UNKNOWN
 
 
+def test_of_more_members_of_a_tar_than_are_looked_into_nobody_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one may run code."""
+    monkeypatch.setattr(any_file, "_MOST_MEMBERS", 1)
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, data in (("a.txt", b"text"), ("b.pkl", PICKLE)):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    assert _state(tmp_path, file.getvalue()) is State.UNKNOWN
+
+
 @pytest.mark.parametrize(
     "data",
     [gzip.compress(b"a,b\n1,2\n"), zlib.compress(bytes(100)), b"x^2 + 1", b"\x1f\x8b\x08 junk"],

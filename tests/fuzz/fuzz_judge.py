@@ -230,6 +230,11 @@ def _without_threads(*, is_on: bool) -> Iterator[None]:
 # -- the rules -------------------------------------------------------------------------------------
 
 
+def _is_metadata(name: str) -> bool:
+    """Return whether a file is the metadata of a DCP, of one of its ranks, or a copy of it."""
+    return name.startswith(dcp.METADATA) or name.endswith(dcp.METADATA)
+
+
 class Judge:
     """Judges inputs, one after the other, on one disk."""
 
@@ -359,7 +364,7 @@ class Judge:
                 yield Fault("runs", f"{how} {ran.partition(' ')[0]}", f"{path}: {ran}")
                 return
             names = {Name(*name.split("\n", 1)) for name in told["names"]}
-            names -= dcp._ALLOWED if path.name.endswith(dcp.METADATA) else set()
+            names -= dcp._ALLOWED if _is_metadata(path.name) else set()
             # A module of another name has no file that an import looks for.
             names = {one for one in names if all(map(str.isidentifier, one.module.split(".")))}
             for kind, text, name in judge_names(Asked(names=names), ("__torch__",)):

@@ -142,6 +142,22 @@ def flipped(seeds: fuzz_inputs.Seeds) -> fuzz_inputs.Input:
     return fuzz_inputs.Input("small-pt", {"small.pt": bytes(data)})
 
 
+@pytest.mark.parametrize("name", [".metadata.tmp", ".metadatax"])
+def test_a_copy_of_the_metadata_of_a_dcp_breaks_no_rule(
+    name: str, seeds: fuzz_inputs.Seeds, judge: fuzz_judge.Judge
+) -> None:
+    """It asks for the names of the metadata, which run nothing."""
+    seed, path = next(
+        (seed, path)
+        for seed in seeds.names
+        for path in sorted(seeds.by_name[seed].files)
+        if path.rpartition("/")[2] == ".metadata"
+    )
+    data = seeds.by_name[seed].files[path]
+    copy = path.removesuffix(".metadata") + name
+    assert keys(judge, fuzz_inputs.Input(seed, {copy: data})) == []
+
+
 def test_a_bit_under_a_crc_is_seen(
     seeds: fuzz_inputs.Seeds, judge: fuzz_judge.Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -310,7 +310,11 @@ def _tar(
     names, streams = set[str](), list[Stream | None]()
     try:
         with _tar_errors():
-            for _, member in zip(range(_MOST_MEMBERS), archive, strict=False):
+            for number, member in enumerate(archive):
+                if number == _MOST_MEMBERS:
+                    what = f"more than {_MOST_MEMBERS} members, which are looked into at most"
+                    streams.append(_not_looked_into(TooLarge(what)))
+                    break
                 names.add(member.name)
                 opened = archive.extractfile(member) if member.isreg() else None
                 if opened:

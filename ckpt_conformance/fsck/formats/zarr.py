@@ -277,13 +277,18 @@ def _named(codecs: object) -> Iterator[tuple[str, Json]]:
 
 def _check_settings(name: str, values: Json) -> None:
     """Refuse what TensorStore does: a level that the packer does not have, an order of no bytes."""
-    least, most = _LEVELS.get(name, (0, 0))
-    level = values.get("level")
-    is_level = type(level) in (int, float) and level == int(level) and least <= level <= most
+    is_level = name not in _LEVELS or _is_between(values.get("level"), *_LEVELS[name])
     is_endian = name != "bytes" or values.get("endian", "big") in ("little", "big")
     is_summed = name != "zstd" or type(values.get("checksum", False)) is bool
-    if (name in _LEVELS and not is_level) or not is_endian or not is_summed:
+    if not (is_level and is_endian and is_summed):
         raise Malformed(f"the codec {name} has settings that there are not: {clip(str(values))}")
+
+
+def _is_between(value: object, least: int, most: int) -> bool:
+    """Return whether a value is a whole number that is not outside of two others."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value % 1 == 0 and least <= value <= most
 
 
 def _sharding(values: Json, chunk: tuple[int, ...]) -> Packing:

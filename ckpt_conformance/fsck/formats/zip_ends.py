@@ -13,7 +13,7 @@ import lzma
 import struct
 import zipfile
 import zlib
-from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from ckpt_conformance.fsck.source.findings import Malformed, TooLarge
 from ckpt_conformance.fsck.source.source import exactly
@@ -46,7 +46,7 @@ _MOST_MEMBERS = 100_000
 class Directory(NamedTuple):
     """What the end of an archive says of its central directory: records, bytes, first byte."""
 
-    count: int
+    number: int
     size: int
     at: int
 
@@ -122,9 +122,9 @@ def entries(file: Readable, directory: Directory) -> Iterator[Entry]:
 
     """
     data, at, read = b"", 0, 0
-    for number in range(directory.count):
+    for number in range(directory.number):
         if number == _MOST_MEMBERS:
-            what = f"{directory.count} members, and {_MOST_MEMBERS} are looked into"
+            what = f"{directory.number} members, and {_MOST_MEMBERS} are looked into"
             raise TooLarge(what)
         if len(data) - at < CENTRAL.size + 3 * MAX16 and read < directory.size:
             piece = exactly(file, directory.at + read, min(_PIECE, directory.size - read))
@@ -256,7 +256,7 @@ class TorchZip:
             raise NotImplementedError("torch does not unpack the member")
         whole = WholeFile(self._file, self._length)
         whole.seek(name.header_offset + LOCAL.size + head[9] + head[10])
-        opened = zipfile.ZipExtFile(whole, "r", name)
+        opened = cast("IO[bytes]", zipfile.ZipExtFile(whole, "r", name))
         without_sum(opened)
         return opened
 
