@@ -475,8 +475,19 @@ def _zip_of(members: list[tuple[str, bytes]], *, deflate: bool) -> bytes:
     return out.getvalue()
 
 
+def _zip_gap(data: bytes, rng: random.Random) -> bytes:
+    """Insert bytes before the end record, or behind it: readers differ in where they look."""
+    end = data.rfind(_END)
+    if end < 0:
+        return blind(data, rng)
+    at = rng.choice((end, max(end - 20, 0), len(data)))
+    return data[:at] + rng.choice((bytes(rng.randrange(1, 60)), _END, _CENTRAL)) + data[at:]
+
+
 def _zip_field(data: bytes, rng: random.Random) -> bytes:
     """Change a few bytes of a header of the archive."""
+    if rng.random() < 0.1:
+        return _zip_gap(data, rng)
     signs = [
         at
         for sign in (_END, _CENTRAL, _LOCAL, b"PK\x06\x06", b"PK\x06\x07", b"PK\x07\x08")
