@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.crash.explore import verdicts
 from ckpt_conformance.crash.explore.stores import MIRRORED, store_saves
 from ckpt_conformance.fault_injectors.object_store import faults, server
 from ckpt_conformance.fault_injectors.object_store.proxy import StoreProxy
-from ckpt_conformance.harness.messages import ExitKind
+from ckpt_conformance.harness.messages import Call, Close, ExitKind, Options
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import mirrors
+from ckpt_conformance.trace.requests import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.object_store.faults import StoreFault
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.trace.requests import StoreRequest
 
 MODELS = ("object-store",)
 ROTATING = {"explicit_step", "retention"}
@@ -31,6 +34,8 @@ NEWEST, REFUSED, LATER = 4, 4, (6, 8, 10)  # steps
 # What a store refuses while step 4 is uploaded: for good, or one request.
 FOR_GOOD = faults.ExpiredToken()
 ONCE = (faults.SlowDown(), faults.BadDigest(), faults.CutInBody(), faults.LostAnswer())
+OF_PARTS = {Action.CREATE_UPLOAD, Action.COMPLETE, Action.LIST_UPLOADS, Action.ABORT}
+PAGED = faults.ShortPages()  # a bucket has more objects than a page of its listing
 
 
 @check("CKC-MIRR-012")
@@ -51,25 +56,57 @@ def test_a_bucket_loads_like_the_original(subject: Subject) -> None:
     """Once `close()` has returned a bucket alone serves what was saved last, bit for bit.
 
     Why: an upload that sent nothing, or a part, counted as done, and nobody had ever loaded from
-    the bucket (D08, D04).
+    the bucket; or it was compared with the first page of a listing, and never got done (D08, D04).
     How: save two steps, each in a process that closes its manager, with a mirror in a server of S3
-    on loopback; load from a copy of the bucket, compare with the original. Then save three more,
-    with two to keep: what rotation deletes here loads from a copy.
+    on loopback, whose listings have pages of two objects; load from a copy of the bucket, compare
+    with the original. Then save three more, with two to keep: what rotation deletes here loads from
+    a copy.
     """
     wanted = subject.loaded(subject.golden(), NEWEST)
     trees.clear(subject.root)
-    with _store() as store:
+    with _paged_store(subject) as (store, proxy):
         for step in (2, NEWEST):
-            _require_well(subject, store_saves.saved(subject, store, step))
+            _require_well(subject, store_saves.saved(subject, proxy.endpoint, step))
         copy = _copied(subject, store)
         message = "the bucket does not load like the original once close() has returned"
         mirrors.compare(subject, mirrors.as_original(subject), message, copy)
         if not set(subject.info.capabilities) >= ROTATING:
             return
         for step in LATER:
-            _require_well(subject, store_saves.saved(subject, store, step))
+            _require_well(subject, store_saves.saved(subject, proxy.endpoint, step))
         if not _is_somewhere(subject, _copied(subject, store), wanted):
             raise Violation(f"rotation deletes step {NEWEST}, which is not in the bucket")
+
+
+@check("CKC-STAG-001")
+def test_a_step_is_staged_from_a_bucket_of_many_objects(subject: Subject) -> None:
+    """A step that is staged from a bucket whose listing has pages loads like the original.
+
+    Why: what the first page of a listing showed was fetched, and the rest of the step was not
+    (D08).
+    How: mirror steps 2 and 4 to a server of S3 on loopback whose listings have pages of two
+    objects; stage step 2 in an empty directory; a new process must get that step, bit for bit.
+    """
+    subject.need("store", "stage", "explicit_step")
+    wanted = subject.loaded(subject.golden(), 2)
+    trees.clear(subject.root)
+    with _paged_store(subject) as (_, proxy):
+        for step in (2, NEWEST):
+            _require_well(subject, store_saves.saved(subject, proxy.endpoint, step))
+        trees.clear(subject.root)
+        staged = subject.execute(
+            *(Call(method="stage", args=(2, False, None)), Close()),
+            options=Options(mirror=store_saves.URL),
+            environment=server.environment(proxy.endpoint),
+            deadline=store_saves.DEADLINE,
+        )
+    resumed = subject.resume(2)
+    arrived, state = oracle.arrival(resumed)
+    if not staged.went_well or arrived != 2 or not oracle.same(state, wanted, subject.holds):  # noqa: PLR2004
+        controls.require(test_a_bucket_loads_like_the_original, subject)
+        message = "step 2 of a bucket is staged, and does not load"
+        evidence = subject.evidence(resumed, wanted, staging=subject.tell(staged))
+        raise Violation(message, evidence=evidence)
 
 
 @check("CKC-MIRR-015")
@@ -79,31 +116,52 @@ def test_a_refused_request_costs_no_step(subject: Subject) -> None:
     Why: the error of a request was logged in the upload's thread; the step had its receipt, or
     none and no second try, and rotation deleted it (D04).
     How: mirror step 2 to a server of S3 on loopback; save step 4 while a proxy refuses one request
-    (503, a wrong digest, a cut connection, a lost answer) or all of them; then save three more
-    with two to keep, undisturbed. Step 4 loads from here or from a copy of the bucket, and the
-    bucket alone serves the newest. That the save or `close()` raises is no violation.
+    (503, a wrong digest, a cut connection, a lost answer), each of the largest object, each that
+    puts parts together (200, with an error inside), or all of them; then save three more with two
+    to keep, undisturbed. Step 4 loads from here or from a copy of the bucket, and the bucket alone
+    serves the newest. That the save or `close()` raises is no violation.
     """
     wanted = subject.loaded(subject.golden(), REFUSED)
-    for fault in (FOR_GOOD, *subject.sample(ONCE, quick=1)):
+    seen = _refuse(subject, FOR_GOOD, wanted)
+    for fault in (*_of_objects(seen), *subject.sample(ONCE, quick=1)):
         _refuse(subject, fault, wanted)
 
 
-def _refuse(subject: Subject, fault: StoreFault, wanted: Leaves) -> None:
-    """Let requests of step 4 meet a fault; raise Violation if that costs a step."""
+def _of_objects(seen: Sequence[StoreRequest]) -> Iterator[StoreFault]:
+    """Yield what can be refused for good of single objects, by the requests of an upload.
+
+    Of the object of which most was sent, under the name that it has in other steps, too; and what
+    puts parts together, where the manager does so.
+    """
+    written = [one for one in seen if one.action in {Action.PUT, Action.UPLOAD_PART}]
+    if written:
+        largest = max(written, key=lambda one: one.size).key
+        yield faults.BadDigest(key=re.sub(r"\d+", "*", largest), times=0)
+    if any(one.action is Action.COMPLETE for one in seen):
+        yield faults.ErrorInside(times=0)
+
+
+def _refuse(subject: Subject, fault: StoreFault, wanted: Leaves) -> Sequence[StoreRequest]:
+    """Let requests of step 4 meet a fault; raise Violation if that costs a step.
+
+    Returns the requests of step 2, which nothing disturbs.
+    """
     trees.clear(subject.root)
-    with _store() as store:
-        _require_well(subject, store_saves.saved(subject, store, 2))
-        with StoreProxy(store, subject.folder / "refused", knows_uploads=False) as proxy:
-            proxy.arm(fault)
-            refused = store_saves.saved(subject, proxy.endpoint, REFUSED)
-            proxy.require_fired()
+    with _paged_store(subject) as (store, proxy):
+        _require_well(subject, store_saves.saved(subject, proxy.endpoint, 2))
+        seen = proxy.requests
+        proxy.arm(fault)
+        refused = store_saves.saved(subject, proxy.endpoint, REFUSED)
+        if not any(one.fault == fault.name for one in proxy.requests) and fault.key != "*":
+            return seen  # no object of another step has such a name
+        proxy.require_fired()
         if refused.exit_kind is not ExitKind.ENDED:
             raise Unknown(f"a store refuses ({fault.name}): {subject.tell(refused)}")
         if refused.steps_of("acknowledged") != [REFUSED]:
-            return  # the save itself has told
+            return seen  # the save itself has told
         *_, last = [store_saves.saved(subject, store, step) for step in LATER]
         copy = _copied(subject, store)
-    evidence = {"fault": fault.name, "the last save": subject.tell(last)}
+    evidence = {"fault": fault.name, "of": fault.key, "the last save": subject.tell(last)}
     if not _is_somewhere(subject, copy, wanted):
         message = f"a request is refused ({fault.name}), and step {REFUSED} is nowhere"
         controls.require(test_a_bucket_loads_like_the_original, subject)
@@ -113,6 +171,31 @@ def _refuse(subject: Subject, fault: StoreFault, wanted: Leaves) -> None:
         message = f"a request is refused ({fault.name}), and no later step comes to the bucket"
         controls.require(test_a_bucket_loads_like_the_original, subject)
         raise Violation(message, evidence={**evidence, "served": served, "newest": LATER[-1]})
+    return seen
+
+
+@check("CKC-MIRR-017")
+def test_parts_of_a_dead_upload_go(subject: Subject) -> None:
+    """Parts that a dead upload has left in a bucket are gone once a later step has arrived there.
+
+    Why: parts of an upload that nobody completed are in no list of objects, and each killed job
+    left some: they are paid for until somebody asks for them (D08).
+    How: mirror step 2 to a server of S3 on loopback; begin an upload in parts of each object that
+    it has written, send one part, and leave it so; mirror step 4. None of them is left. A manager
+    that never asks for anything about parts has none, and is not judged.
+    """
+    trees.clear(subject.root)
+    with _paged_store(subject) as (store, proxy):
+        _require_well(subject, store_saves.saved(subject, proxy.endpoint, 2))
+        begun = server.begin_uploads(store, server.contents(store))
+        _require_well(subject, store_saves.saved(subject, proxy.endpoint, NEWEST))
+        left = server.uploads(store) & begun
+        seen = {one.action for one in proxy.requests}
+    if not seen & OF_PARTS:
+        raise NotApplicable("no request about uploads in parts: objects of this size go as a whole")
+    if left:
+        evidence = {"left": sorted(left), "begun": sorted(begun)}
+        raise Violation("parts of a dead upload stay in the bucket", evidence=evidence)
 
 
 def _is_somewhere(subject: Subject, copy: Path, wanted: Leaves) -> bool:
@@ -126,11 +209,15 @@ def _loads(subject: Subject, root: Path, wanted: Leaves) -> bool:
 
 
 @contextmanager
-def _store() -> Generator[str]:
-    """Run a store with an empty bucket; yields its endpoint."""
-    with server.served() as store:
+def _paged_store(subject: Subject) -> Generator[tuple[str, StoreProxy]]:
+    """Run a store with an empty bucket, and a proxy that cuts its listings into pages.
+
+    Yields the store's endpoint, and the proxy.
+    """
+    folder = subject.folder / "paged"
+    with server.served() as store, StoreProxy(store, folder, PAGED, knows_uploads=False) as proxy:
         server.make_bucket(store)
-        yield store
+        yield store, proxy
 
 
 def _copied(subject: Subject, store: str) -> Path:

@@ -1,7 +1,8 @@
 """What stores do to requests, each as a type: which requests it strikes, and what happens to them.
 
-A fault is asked three times: for an answer in the place of the store's, for the body that the store
-is to get, and for what becomes of the store's answer. Those that do not strike there say nothing.
+A fault is asked four times: for an answer in the place of the store's, for the query and the body
+that the store is to get, and for what becomes of the store's answer. Those that do not strike
+there say nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class StoreFault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     name: ClassVar[str] = ""
     usual: ClassVar[frozenset[Action]] = CHANGING
     ends_upload: ClassVar[bool] = False  # the store forgets the multipart upload
+    has_to_fire: ClassVar[bool] = True  # a circumstance need not: not every client meets it
 
     key: str = "*"
     actions: tuple[Action, ...] = ()
@@ -56,6 +58,10 @@ class StoreFault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Return the answer in the place of the store's; None: the store is asked."""
         del head
         return None
+
+    def asked(self, target: str) -> str:
+        """Return the path and the query that the store gets."""
+        return target
 
     def sent(self, body: bytes) -> bytes:
         """Return the body that the store gets."""
@@ -247,6 +253,31 @@ class LateListing(StoreFault, frozen=True, kw_only=True):
         return answer._replace(body=body) if left_out else answer
 
 
+class ShortPages(StoreFault, frozen=True, kw_only=True):
+    """A listing has `keys` objects at most, and says that there are more.
+
+    Models: a bucket with more objects than a page holds, 1,000 in S3, with few objects.
+    Does not model: pages of multipart uploads; a store that verifies the signature of the query.
+    Proof: it counts as fired by a listing that says that it is cut.
+    """
+
+    name: ClassVar[str] = "short-pages"
+    usual: ClassVar[frozenset[Action]] = frozenset({Action.LIST})
+    has_to_fire: ClassVar[bool] = False
+
+    times: int = 0
+    keys: int = 2
+
+    def asked(self, target: str) -> str:
+        """Ask for a page of so many keys."""
+        return protocol.with_page(target, self.keys)
+
+    def heard(self, answer: Answer, newest: Sequence[str]) -> Answer:
+        """Give what the store says; one that is cut counts as struck."""
+        del newest
+        return answer._replace() if protocol.is_cut(answer.body) else answer
+
+
 AnyStoreFault = (
     LostAnswer
     | ErrorInside
@@ -258,12 +289,13 @@ AnyStoreFault = (
     | ExpiredToken
     | NoBucket
     | LateListing
+    | ShortPages
 )
 AT_STORE: dict[str, type[StoreFault]] = {
     kind.name: kind
     for kind in (
         *(LostAnswer, ErrorInside, Conflict, SlowDown, BadDigest),
-        *(DamagedBody, CutInBody, ExpiredToken, NoBucket, LateListing),
+        *(DamagedBody, CutInBody, ExpiredToken, NoBucket, LateListing, ShortPages),
     )
 }
 """The types by the names that users see."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import parse_qsl, unquote, unquote_plus
+from urllib.parse import parse_qsl, unquote, unquote_plus, urlencode
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
@@ -148,6 +148,22 @@ def error(status: int, code: str, message: str, key: str = "") -> Answer:
     inner = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items() if value)
     body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{inner}</Error>'
     return Answer(status, {"Content-Type": "application/xml"}, body.encode())
+
+
+def with_page(target: str, keys: int) -> str:
+    """Return the path and the query of a listing that asks for so many keys, or for fewer."""
+    path, _, query = target.partition("?")
+    asked = dict(parse_qsl(query, keep_blank_values=True))
+    asked["max-keys"] = str(min(keys, int(asked.get("max-keys", keys))))
+    return f"{path}?{urlencode(asked)}"
+
+
+def is_cut(body: bytes) -> bool:
+    """Whether a listing says that there is more; no body of another kind does."""
+    try:
+        return _text(_parsed(body), "IsTruncated") == "true"
+    except ValueError:
+        return False
 
 
 def without_keys(body: bytes, hidden: Collection[str]) -> tuple[bytes, int]:

@@ -125,11 +125,11 @@ class StoreProxy:
             self._armed.clear()
 
     def require_fired(self) -> None:
-        """Raise Unknown unless every fault that is armed has struck, and nothing of ours failed."""
+        """Raise Unknown unless every fault that has to fire has, and nothing of ours failed."""
         if self._error is not None:
             raise Unknown(f"the proxy failed: {self._error!r}") from self._error
         with self._lock:
-            idle = [one.fault for one in self._armed if not one.fired]
+            idle = [one.fault for one in self._armed if one.fault.has_to_fire and not one.fired]
         if idle:
             named = ", ".join(f"{one.name} at {one.key}" for one in idle)
             raise Unknown(f"the fault did not fire: {named}: no such request came")
@@ -238,13 +238,13 @@ class StoreProxy:
         if answer is not None or sent is not body:
             self._strike(index, armed)
         if answer is not None and fault.ends_upload:
-            await self._ask(session, request, b"", method="DELETE")
+            await self._ask(session, request, b"", request.raw_path, method="DELETE")
             self._gone.add(head.query.get("uploadId", ""))
         if answer is None and not self._knows_uploads:
             answer = self._of_ended_upload(head)
         if answer is not None:
             return answer
-        answer = await self._ask(session, request, sent)
+        answer = await self._ask(session, request, sent, fault.asked(request.raw_path))
         self._note_answer(index, head, answer)
         self._call(self._after, index)
         heard = fault.heard(answer, self._newest[::-1])
@@ -260,12 +260,17 @@ class StoreProxy:
         return protocol.error(404, "NoSuchUpload", "The specified upload does not exist.", head.key)
 
     async def _ask(
-        self, session: ClientSession, request: web.BaseRequest, body: bytes, method: str = ""
+        self,
+        session: ClientSession,
+        request: web.BaseRequest,
+        body: bytes,
+        target: str,
+        method: str = "",
     ) -> Answer:
-        """Ask the store."""
+        """Ask the store for a path and a query."""
         from yarl import URL
 
-        url = URL(f"{self._store}{request.raw_path}", encoded=True)
+        url = URL(f"{self._store}{target}", encoded=True)
         headers = [(k, v) for k, v in request.headers.items() if k.lower() not in OF_A_HOP]
         async with session.request(
             method or request.method,

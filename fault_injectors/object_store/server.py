@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from ckpt_conformance.contract.verdicts import Cause, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
 
 NEEDED = ("moto", "flask", "flask_cors", "s3fs", "aiohttp")
 EXTRA = "ckpt-conformance[store]"
@@ -69,6 +69,34 @@ def make_bucket(store: str) -> None:
 
 def contents(store: str) -> dict[str, bytes]:
     """Return all objects of the bucket by their keys."""
+    with _client(store) as client:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+        keys = [item["Key"] for page in pages for item in page.get("Contents", ())]
+        return {key: client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+
+
+def begin_uploads(store: str, keys: Iterable[str]) -> set[str]:
+    """Begin an upload in parts of each key, send one part, and complete none; return the keys."""
+    begun = set(keys)
+    with _client(store) as client:
+        for key in begun:
+            of = {"Bucket": BUCKET, "Key": key}
+            upload = client.create_multipart_upload(**of)["UploadId"]
+            client.upload_part(**of, UploadId=upload, PartNumber=1, Body=b"left by a dead upload")
+    return begun
+
+
+def uploads(store: str) -> set[str]:
+    """Return the keys of the uploads in parts that nobody has ended."""
+    with _client(store) as client:
+        return {
+            one["Key"] for one in client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", ())
+        }
+
+
+@contextmanager
+def _client(store: str) -> Generator[Any]:
+    """Make a client of the store."""
     from botocore.session import Session  # type: ignore[import-untyped]
 
     client: Any = Session().create_client(
@@ -79,9 +107,7 @@ def contents(store: str) -> dict[str, bytes]:
         aws_secret_access_key=ACCOUNT,
     )
     with contextlib.closing(client):
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-        keys = [item["Key"] for page in pages for item in page.get("Contents", ())]
-        return {key: client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+        yield client
 
 
 def environment(endpoint: str) -> dict[str, str | None]:

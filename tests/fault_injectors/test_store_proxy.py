@@ -337,3 +337,24 @@ def test_each_fault_is_listed_with_what_it_is() -> None:
         assert described[name].proof
         assert kind in faults.StoreFault.__subclasses__()
     assert len(faults.AT_STORE) == len(faults.StoreFault.__subclasses__())
+
+
+def test_a_listing_in_short_pages_can_be_read_to_its_end(store: str, proxy: StoreProxy) -> None:
+    """Each page says that there are more; who reads the first one alone sees two objects."""
+    del store
+    client = s3_stores.client()
+    keys = [f"run/{number} b" for number in range(5)]
+    for key in keys:
+        client.put_object(Bucket=BUCKET, Key=key, Body=b"x")
+    proxy.arm(faults.ShortPages())
+    proxy.require_fired()  # it is a circumstance: nobody has to list
+    page = client.list_objects_v2(Bucket=BUCKET, Prefix="run/")
+    assert ([one["Key"] for one in page["Contents"]], page["IsTruncated"]) == (keys[:2], True)
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix="run/")
+    assert [[one["Key"] for one in page["Contents"]] for page in pages] == [
+        *(keys[:2], keys[2:4], keys[4:])
+    ]
+    alone = client.list_objects_v2(Bucket=BUCKET, Prefix="run/", MaxKeys=1)
+    assert [one["Key"] for one in alone["Contents"]] == keys[:1]
+    struck = [one.fault for one in proxy.requests if one.action is Action.LIST]
+    assert struck[-5:] == ["short-pages", "short-pages", "short-pages", "", "short-pages"]
