@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,17 +15,15 @@ from ckpt_conformance.harness.messages import Call, Close, ExitKind, Options
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import mirrors
-from ckpt_conformance.trace.requests import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator
     from pathlib import Path
 
-    from ckpt_conformance.fault_injectors.object_store.faults import StoreFault
+    from ckpt_conformance.fault_injectors.object_store.faults import Seen, StoreFault
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Subject
-    from ckpt_conformance.trace.requests import StoreRequest
 
 MODELS = ("object-store",)
 ROTATING = {"explicit_step", "retention"}
@@ -34,7 +31,6 @@ NEWEST, REFUSED, LATER = 4, 4, (6, 8, 10)  # steps
 # What a store refuses while step 4 is uploaded: for good, or one request.
 FOR_GOOD = faults.ExpiredToken()
 ONCE = (faults.SlowDown(), faults.BadDigest(), faults.CutInBody(), faults.LostAnswer())
-OF_PARTS = {Action.CREATE_UPLOAD, Action.COMPLETE, Action.LIST_UPLOADS, Action.ABORT}
 PAGED = faults.ShortPages()  # a bucket has more objects than a page of its listing
 
 
@@ -123,28 +119,14 @@ def test_a_refused_request_costs_no_step(subject: Subject) -> None:
     """
     wanted = subject.loaded(subject.golden(), REFUSED)
     seen = _refuse(subject, FOR_GOOD, wanted)
-    for fault in (*_of_objects(seen), *subject.sample(ONCE, quick=1)):
+    for fault in (*faults.of_objects(seen), *subject.sample(ONCE, quick=1)):
         _refuse(subject, fault, wanted)
 
 
-def _of_objects(seen: Sequence[StoreRequest]) -> Iterator[StoreFault]:
-    """Yield what can be refused for good of single objects, by the requests of an upload.
-
-    Of the object of which most was sent, under the name that it has in other steps, too; and what
-    puts parts together, where the manager does so.
-    """
-    written = [one for one in seen if one.action in {Action.PUT, Action.UPLOAD_PART}]
-    if written:
-        largest = max(written, key=lambda one: one.size).key
-        yield faults.BadDigest(key=re.sub(r"\d+", "*", largest), times=0)
-    if any(one.action is Action.COMPLETE for one in seen):
-        yield faults.ErrorInside(times=0)
-
-
-def _refuse(subject: Subject, fault: StoreFault, wanted: Leaves) -> Sequence[StoreRequest]:
+def _refuse(subject: Subject, fault: StoreFault, wanted: Leaves) -> Seen:
     """Let requests of step 4 meet a fault; raise Violation if that costs a step.
 
-    Returns the requests of step 2, which nothing disturbs.
+    Returns what step 2, which nothing disturbs, asked for.
     """
     trees.clear(subject.root)
     with _paged_store(subject) as (store, proxy):
@@ -190,8 +172,8 @@ def test_parts_of_a_dead_upload_go(subject: Subject) -> None:
         begun = server.begin_uploads(store, server.contents(store))
         _require_well(subject, store_saves.saved(subject, proxy.endpoint, NEWEST))
         left = server.uploads(store) & begun
-        seen = {one.action for one in proxy.requests}
-    if not seen & OF_PARTS:
+        asks_about_parts = proxy.was_asked_about_parts
+    if not asks_about_parts:
         raise NotApplicable("no request about uploads in parts: objects of this size go as a whole")
     if left:
         evidence = {"left": sorted(left), "begun": sorted(begun)}

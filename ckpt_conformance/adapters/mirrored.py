@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
-import fsspec  # pyright: ignore[reportMissingTypeStubs]  # there are none
 import torch
 
 from ckpt_conformance.adapters.dcp import Directories
@@ -88,6 +87,8 @@ class Mirrored:
 
     def copy(self, path: Path) -> None:
         """Copy the file of a step, or each file of its directory by its name."""
+        import fsspec  # pyright: ignore[reportMissingTypeStubs]  # there are none
+
         files, mirror = fsspec.core.url_to_fs(str(self.options.mirror))
         for source in sorted(path.iterdir()) if path.is_dir() else [path]:
             if self.options.upload_gate is not None:

@@ -82,7 +82,7 @@ class SwapsTheProtected(CheckpointManager):
     "C12",
     url="Lightning-AI/pytorch-lightning#2680",
     change="what a user's own dict held at the save before is written, and then it is noted anew",
-    violates={"CKC-COMP-012"},
+    violates={"CKC-COMP-012", "CKC-DISC-008", "CKC-SIDE-008"},
 )
 class StateOfTheSaveBefore(CheckpointManager):
     """Takes a snapshot, and brings it up to date afterwards."""

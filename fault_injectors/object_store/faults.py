@@ -7,6 +7,7 @@ there say nothing.
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,9 +17,12 @@ from ckpt_conformance.fault_injectors.object_store import protocol
 from ckpt_conformance.trace.requests import CHANGING, Action
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ckpt_conformance.fault_injectors.object_store.protocol import Answer, Head
+    from ckpt_conformance.trace.requests import StoreRequest
+
+    Seen = Sequence[StoreRequest]
 
 
 class StoreFault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -299,3 +303,17 @@ AT_STORE: dict[str, type[StoreFault]] = {
     )
 }
 """The types by the names that users see."""
+
+
+def of_objects(seen: Seen) -> Iterator[StoreFault]:
+    """Yield what can be refused for good of single objects, by the requests of an upload.
+
+    Of the object of which most was sent, under the name that it has in other steps, too; and what
+    puts parts together, where a client does so.
+    """
+    written = [one for one in seen if one.action in BadDigest.usual]
+    if written:
+        largest = max(written, key=lambda one: one.size).key
+        yield BadDigest(key=re.sub(r"\d+", "*", largest), times=0)
+    if any(one.action is Action.COMPLETE for one in seen):
+        yield ErrorInside(times=0)

@@ -40,6 +40,7 @@ OF_A_HOP = frozenset(  # headers that are for the next machine only (RFC 9110, 7
     }
 )
 STARTS, STOPS = 30.0, 30.0  # seconds in which a thread of ours has to do so
+OF_PARTS = frozenset({Action.CREATE_UPLOAD, Action.COMPLETE, Action.LIST_UPLOADS, Action.ABORT})
 WRITES = frozenset({Action.PUT, Action.COPY, Action.COMPLETE})
 
 
@@ -113,6 +114,11 @@ class StoreProxy:
         with self._lock:
             found = [*self._ended, *self._flying.values()]
         return sorted(found, key=lambda one: one.index)
+
+    @property
+    def was_asked_about_parts(self) -> bool:
+        """Whether a client has asked anything about uploads in parts."""
+        return any(one.action in OF_PARTS for one in self.requests)
 
     def arm(self, *faults: StoreFault) -> None:
         """Add faults; each counts the requests from now on."""
