@@ -19,10 +19,13 @@ from ckpt_conformance.reference_impl import (
 from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.resolve import Candidate
     from ckpt_conformance.reference_impl.snapshot import Snapshot
+    from ckpt_conformance.reference_impl.train_state import Stateful
 
 
 @mutant(
@@ -53,7 +56,7 @@ class PartsRotateAlone(CheckpointManager):
     "C07",
     url="huggingface/transformers#11748",
     change="to protect the step that a run began from it changes places with the newest one",
-    violates={"CKC-RETN-006"},
+    violates={"CKC-RETN-004", "CKC-RETN-006"},
 )
 class SwapsTheProtected(CheckpointManager):
     """Keeps what was loaded, and deletes what was saved last."""
@@ -87,13 +90,20 @@ class SwapsTheProtected(CheckpointManager):
 class StateOfTheSaveBefore(CheckpointManager):
     """Takes a snapshot, and brings it up to date afterwards."""
 
-    _before: Any = None
+    _before: Mapping[str, Tree] | None = None
 
-    def capture_train_state(self, *given: Any) -> Any:  # noqa: ANN401
+    def capture_train_state(
+        self,
+        step: int,
+        tokens_seen: int,
+        scheduler: Stateful | Mapping[str, Stateful] | None,
+        dataloader: Stateful | None,
+        extra: Mapping[str, Tree] | None,
+    ) -> StateDict:
         """With the dict as it was at the save before, if there was one."""
-        *rest, extra = given
         before, self._before = self._before, copy.deepcopy(extra)
-        return super().capture_train_state(*rest, extra if before is None else before)
+        held = extra if before is None else before
+        return super().capture_train_state(step, tokens_seen, scheduler, dataloader, held)
 
 
 @mutant(
@@ -105,12 +115,20 @@ class StateOfTheSaveBefore(CheckpointManager):
 class ForgetsTheBest(CheckpointManager):
     """Has a best score of its own, which no checkpoint holds."""
 
-    def capture_train_state(self, *given: Any) -> Any:  # noqa: ANN401
+    def capture_train_state(
+        self,
+        step: int,
+        tokens_seen: int,
+        scheduler: Stateful | Mapping[str, Stateful] | None,
+        dataloader: Stateful | None,
+        extra: Mapping[str, Tree] | None,
+    ) -> StateDict:
         """With the score that a constructor has."""
-        *rest, extra = given
-        scores = {key for key, value in (extra or {}).items() if isinstance(value, float)}
-        reset = {key: math.inf if key in scores else extra[key] for key in extra or {}}
-        return super().capture_train_state(*rest, reset if scores else extra)
+        held = {
+            key: math.inf if isinstance(value, float) else value
+            for key, value in (extra or {}).items()
+        }
+        return super().capture_train_state(step, tokens_seen, scheduler, dataloader, held)
 
 
 @mutant(
