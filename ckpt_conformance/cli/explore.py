@@ -111,8 +111,8 @@ What = Annotated[
 Models = Annotated[
     Names,
     typer.Option(
-        help="Persistence model (repeatable); default: all of a disk but posix. Of a bucket that is "
-        f"mounted as a folder: {OF_MOUNTS[0]}, or of one program {OF_MOUNTS[1]}, ..."
+        help="Persistence model (repeatable); default: all of a disk but posix. Of a mounted "
+        f"bucket: {OF_MOUNTS[0]}, or of one program {OF_MOUNTS[1]}, ..."
     ),
 ]
 Ranks = Annotated[

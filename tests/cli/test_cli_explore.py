@@ -244,6 +244,9 @@ def test_without_root_real_images_are_unknown_and_say_what_to_do(
         (["--ranks", "2", "--", "python", "train.py"], "explored with one rank"),
         (["reference", "--model", "object-store", "--model", "kill"], "is explored alone"),
         (["--model", "object-store", "--", "python", "t.py", "{out}"], "is explored alone"),
+        (["reference", "--model", "fuse-object", "--model", "kill"], "does not go with the model"),
+        (["reference", "--model", "fuse-object:s3fs", "--cache", "c"], "does not go with --cache"),
+        (["reference", "--model", "fuse-object:ext4"], "fuse-object:s3fs"),
     ],
 )
 def test_what_ranks_cannot_have_is_refused(

@@ -15,7 +15,7 @@ from operation_lists import Disk, operation_lists, shown
 from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.crash.model import models, replay
 from ckpt_conformance.crash.model.enumerate import Rules, Walk, explore
-from ckpt_conformance.crash.model.models import OF_POWER_LOSS, OF_RANKS, OF_STORES
+from ckpt_conformance.crash.model.models import OF_MOUNTS, OF_POWER_LOSS, OF_RANKS, OF_STORES
 from ckpt_conformance.crash.model.states import ZEROS, Content, Extent, State
 
 if TYPE_CHECKING:
@@ -31,8 +31,10 @@ SLOW = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-# That of stores reads recordings of requests alone: `test_crash_object_store`.
-MODELS = {name: one for name, one in models.MODELS.items() if name not in OF_STORES}
+# That of stores reads recordings of requests alone: `test_crash_object_store`; a bucket that is
+# mounted is no disk: `test_crash_fuse_object`.
+OF_BUCKETS = {*OF_STORES, *OF_MOUNTS}
+MODELS = {name: one for name, one in models.MODELS.items() if name not in OF_BUCKETS}
 
 
 def states(model: str, recording: Recording, seed: int = 0, budget: int = BUDGET) -> list[State]:

@@ -75,6 +75,26 @@ def test_a_recipe_ends_as_it_is_known_to(
         assert all(violation.source for violation in result.violations)
 
 
+MOUNTED = ("kill", "ext4", "xfs", "btrfs", "fuse-object:s3fs")
+
+
+@pytest.mark.parametrize(("name", "mounted"), [("reference", set()), ("reference-dcp", LOST_STEP)])
+def test_a_folder_that_is_renamed_in_a_bucket_loses_a_step(
+    name: str, mounted: set[str], subjects: Callable[[str], Subject]
+) -> None:
+    """Where a bucket is mounted, a folder is moved file by file: no other model loses the step.
+
+    Why: the step that is saved again is moved away as a folder before the new one comes.
+    """
+    subject = subjects(name)
+    recorded = workloads.record(subject, "same", closing=True)
+    result = engine.explore(subject, recorded, MOUNTED, LIMITS)
+    found = [set(map(str, result.models[model].worst)) for model in MOUNTED]
+    assert found == [set(), set(), set(), set(), mounted]
+    # The flat manager links; it copies where that is refused, which no recording on a disk shows.
+    assert bool(result.models["fuse-object:s3fs"].refused) is (name == "reference")
+
+
 def test_dcp_syncs_its_metadata_before_it_is_flushed(tmp_path: Path) -> None:
     """A metadata file that fits into Python's buffer is written after its fsync."""
     rules = {finding.rule: finding.path for finding in audit(record(tmp_path, DCP))}
