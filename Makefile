@@ -161,8 +161,8 @@ test-all: $(VENV)/.stamp-all $(BYTECODE)/.stamp ## every test, the whole kill ma
 mutants: $(VENV)/.stamp-use ## the kill matrix: which check catches which broken manager
 	$(BIN)/ckpt-conformance mutants --cache $(CACHE) $(ARGS)
 
-validate-models: $(VENV)/.stamp-dev ## the crash models against real ext4, xfs and btrfs (needs root and loop devices)
-	@$(BIN)/python -m pytest -q -rs -s tests/crash/test_crash_real_fs.py $(ARGS)
+validate-models: $(VENV)/.stamp-dev ## the crash models against real ext4, xfs, btrfs, s3fs and rclone (needs root, loop devices, FUSE)
+	@$(BIN)/python -m pytest -q -rs -s tests/crash/test_crash_real_fs.py tests/crash/test_crash_fuse_programs.py $(ARGS)
 
 soak: $(VENV)/.stamp-use ## certify the reference manager SOAK_RUNS=100 times, each with another seed
 	@for seed in $$(seq 1 $(SOAK_RUNS)); do \

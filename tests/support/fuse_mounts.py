@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.object_store.proxy import StoreProxy
 
 CHANGES = {Action.PUT, Action.COPY, Action.COMPLETE, Action.DELETE, Action.DELETE_MANY}
-STARTS, IDLE = 60.0, 3.0  # seconds: until it is mounted; without a request after the last call
+# Seconds: until it is mounted; until it is gone; without a request after the last call.
+STARTS, ENDS, IDLE = 60.0, 60.0, 3.0
 NEEDED = {"s3fs": ("s3fs", "umount"), "rclone": ("rclone", "fusermount", "umount")}
 DEVICE = Path("/dev/fuse")
 
@@ -104,10 +105,22 @@ class Mounted:
         self.count += 1
         if self.count - 1 == self.at and self.process is not None:
             self.died_at = self.issued
-            self.process.kill()
-            self.process.wait()
+            self._kill()
             if not self.is_done:
                 raise ConnectionError
+
+    def _kill(self) -> None:
+        """Kill the program, and let the kernel give up what waits for it.
+
+        Why: a thread of rclone that tells the kernel of a name waits for the folder's lock, which
+        who waits for rclone holds; without the abort that a forced umount is, neither ends.
+        """
+        if self.process is None:
+            return
+        self.process.kill()
+        place = str(self.folder / "mount")
+        subprocess.run(["umount", "-f", place], check=False, capture_output=True, timeout=ENDS)
+        self.process.wait(ENDS)
 
     def _start(self, proxy: StoreProxy, place: Path) -> None:
         environment = {k: v for k, v in os.environ.items() if k != "AWS_CA_BUNDLE"}
@@ -141,9 +154,7 @@ class Mounted:
             self.quiet.wait(0.02)
 
     def _end(self, place: Path) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+        self._kill()
         subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
 
 
