@@ -24,6 +24,7 @@ from ckpt_conformance.reference_impl.resharding.descriptors import (
 from ckpt_conformance.reference_impl.resharding.errors import (
     InvalidShard,
     MissingShard,
+    NotInvertible,
     ReshardError,
     StatementError,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "KeyMapping",
     "Located",
     "MissingShard",
+    "NotInvertible",
     "Overlap",
     "Reshard",
     "ReshardError",

@@ -17,6 +17,10 @@ class MissingShard(ReshardError):  # noqa: N818 - named like the others
     """Elements that no shard holds."""
 
 
+class NotInvertible(ReshardError):  # noqa: N818 - named like the others
+    """A mapping that cannot be undone: something was left out, or converted with a loss."""
+
+
 class StatementError(ReshardError):
     """A statement that cannot be read, or cannot be carried out.
 

@@ -44,6 +44,8 @@ def reshard_worlds(
     destination: Sequence[Mapping[str, ShardedTensor]],
     statements: Iterable[str] = (),
     states: StateNames = STATE_NAMES,
+    *,
+    backwards: bool = False,
 ) -> None:
     """Fill the shards of one world of ranks from those of another one, in one process.
 
@@ -52,6 +54,7 @@ def reshard_worlds(
         destination: the same; their memory is written, and nothing of it if this raises.
         statements: how keys and tensors change.
         states: how the state of an optimizer is named.
+        backwards: whether the statements lead from the destination to the source, and are undone.
 
     Raises:
         ReshardError: as `plan`.
@@ -63,7 +66,8 @@ def reshard_worlds(
     places = {
         place: [shard.descriptor for shard in shards.values()] for place, shards in files.items()
     }
-    planned = plan(located(places), merge_shard_info_list(described), statements, states)
+    wanted = merge_shard_info_list(described)
+    planned = plan(located(places), wanted, statements, states, backwards=backwards)
 
     def read(where: Located) -> torch.Tensor:
         return files[where.place][where.shard.key].local_tensor

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance.reference_impl.resharding.compiling import TensorInfo, compile_mapping
 from ckpt_conformance.reference_impl.resharding.errors import MissingShard
+from ckpt_conformance.reference_impl.resharding.inverting import inverse
 from ckpt_conformance.reference_impl.resharding.states import STATE_NAMES
 from ckpt_conformance.reference_impl.resharding.validity import check_destination, check_source
 from ckpt_conformance.reference_impl.shards import Box, BoxIndex
@@ -158,6 +159,8 @@ def plan(
     destination: Mapping[str, Sequence[ShardDescriptor]],
     statements: Iterable[str] = (),
     states: StateNames = STATE_NAMES,
+    *,
+    backwards: bool = False,
 ) -> Reshard:
     """Check that a source fits a destination, and give what fills any of its shards.
 
@@ -166,15 +169,21 @@ def plan(
         destination: of all ranks, too: how a fused weight is cut is a matter of all of them.
         statements: how keys and tensors change.
         states: how the state of an optimizer is named.
+        backwards: whether the statements lead from the destination to the source, and are undone.
 
     Raises:
         MissingShard, InvalidShard: shards that are no whole tensors.
         StatementError, ReshardError: statements that do not fit the two.
+        NotInvertible: they are to be undone, and cannot be.
     """
     shards = {key: [one.shard for one in of_key] for key, of_key in source.items()}
     check_source(shards)
     check_destination(destination)
-    mapping = compile_mapping(statements, _infos(shards), _infos(destination), states)
+    there, here = _infos(shards), _infos(destination)
+    if backwards:
+        mapping = inverse(compile_mapping(statements, here, there, states), here)
+    else:
+        mapping = compile_mapping(statements, there, here, states)
     return Reshard(mapping, Sources.of(source))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ckpt_conformance.reference_impl.resharding import (
     MissingShard,
+    NotInvertible,
     ReshardError,
     ShardDescriptor,
     StatementError,
@@ -44,6 +46,10 @@ class Case:
     statements: list[str] = field(default_factory=list)
     source_cuts: dict[str, Cut] = field(default_factory=dict)
     cuts: dict[str, Cut] = field(default_factory=dict)
+
+
+def of_halves() -> torch.Tensor:
+    return torch.tensor([0.5, 1.5, 2.5, 3.5])
 
 
 def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -193,6 +199,22 @@ def _reshard(case: Case, draw: Callable[[st.SearchStrategy[Cut]], Cut], more: in
     return slow_reshard.gathered(destination)
 
 
+def _there_and_back(case: Case, draw: Callable[[st.SearchStrategy[Cut]], Cut]) -> Tensors:
+    """Undo what the statements do, from the destination as the slow way makes it."""
+
+    def world(tensors: Tensors, said: dict[str, Cut]) -> slow_reshard.World:
+        shapes_of = {key: tuple(value.shape) for key, value in tensors.items()}
+        drawn = {
+            key: said.get(key) or draw(slow_reshard.cuts_of(shape))
+            for key, shape in shapes_of.items()
+        }
+        return slow_reshard.world_of(tensors, drawn, 0)
+
+    again = slow_reshard.emptied(world(case.source, case.source_cuts))
+    reshard_worlds(world(case.wanted, case.cuts), again, case.statements, backwards=True)
+    return slow_reshard.gathered(again)
+
+
 def _bits(tensors: Tensors) -> dict[str, bytes]:
     return {
         key: value.contiguous().view(torch.uint8).numpy().tobytes()
@@ -219,6 +241,40 @@ def test_engine_and_slow_way_agree(case: Case, more: int, data: st.DataObject) -
     """Any cut of any tensor, flattened or not, with what statements do between (P014, P024)."""
     found = _reshard(case, data.draw, more)
     assert _bits(found) == _bits(case.wanted)
+
+
+@settings(database=None, deadline=None, max_examples=30)
+@given(case=CASES, data=st.data())
+def test_there_and_back_is_the_same(case: Case, data: st.DataObject) -> None:
+    assert _bits(_there_and_back(case, data.draw)) == _bits(case.source)
+
+
+@pytest.mark.parametrize(
+    ("statements", "wanted", "said"),
+    [
+        (["a -> b", "c -> _"], {"b": of_halves()}, "'c' cannot be made again"),
+        (["a -> b, dtype=bfloat16", "c -> c"], {}, "'a' became bfloat16 from float32"),
+        (["a -> p, q, axis=0", "q -> _", "c -> c"], {}, "2 of 4 elements are in no part"),
+    ],
+)
+def test_what_cannot_be_undone_is_refused(
+    statements: list[str], wanted: Tensors, said: str
+) -> None:
+    source = {"a": of_halves(), "c": of_halves()}
+    there = wanted or {
+        "c": of_halves(),
+        **({"b": of_halves().bfloat16()} if "dtype" in statements[0] else {"p": of_halves()[:2]}),
+    }
+    with pytest.raises(NotInvertible, match=re.escape(said)):
+        reshard_worlds(one_rank(there), one_rank(source), statements, backwards=True)
+
+
+def test_tied_weights_come_back_from_the_first_name() -> None:
+    source = {"embed": of_halves()}
+    there = {"embed": of_halves(), "head": of_halves() * 2}
+    again = slow_reshard.emptied(one_rank(source))
+    reshard_worlds(one_rank(there), again, ["embed -> embed", "embed -> head"], backwards=True)
+    assert torch.equal(again[0]["embed"].local_tensor, of_halves())
 
 
 def one_rank(tensors: Tensors) -> slow_reshard.World:
