@@ -177,8 +177,9 @@ def _range_of(shard: ShardedTensor) -> tuple[int, int] | None:
     if not shard.is_flattened:
         return None
     chosen = shard.flattened_range or slice(None)
-    begin, end, _ = chosen.indices(math.prod(shard.local_shape))
-    return begin, max(begin, end)
+    begin = 0 if chosen.start is None else chosen.start
+    end = math.prod(shard.local_shape) if chosen.stop is None else chosen.stop
+    return begin, end
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -277,6 +277,36 @@ def test_tied_weights_come_back_from_the_first_name() -> None:
     assert torch.equal(again[0]["embed"].local_tensor, of_halves())
 
 
+UNEVEN = Cut(
+    ((0, 1, 3), (0, 2, 4), (0, 3, 5)),
+    (None, (0, 2, 4), None, (0, 0, 4), (0, 4, 12), None, (0, 5, 12), (0, 1, 3, 8)),
+)
+
+
+def test_what_is_turned_twice_is_cut_where_it_lies() -> None:
+    """Every dimension is cut, and each turn leads another one to it."""
+    source = {"a": numbers((4, 5, 3), 1)}
+    wanted = {"b": source["a"].permute(2, 0, 1).contiguous()}
+    world = slow_reshard.emptied(slow_reshard.world_of(wanted, {"b": UNEVEN}, 0))
+    turns_of = ["a -> t, permute=[1, 2, 0]", "t -> b, permute=[1, 2, 0]"]
+    reshard_worlds(one_rank(source), world, turns_of)
+    assert _bits(slow_reshard.gathered(world)) == _bits(wanted)
+    again = slow_reshard.emptied(one_rank(source))
+    reshard_worlds(world, again, turns_of, backwards=True)
+    assert _bits(slow_reshard.gathered(again)) == _bits(source)
+
+
+def test_parts_of_uneven_shards_become_parts_of_others() -> None:
+    """Cut in all dimensions, some boxes flattened, some ranges empty; from and to (P024)."""
+    whole = {"w": numbers((3, 4, 5), 1)}
+    other = Cut(((0, 2, 3), (0, 1, 4), (0, 5)), ((0, 3, 10), None, (0, 5), (0, 7, 7, 15)))
+    for there, here in ((UNEVEN, other), (other, UNEVEN)):
+        source = slow_reshard.world_of(whole, {"w": there}, 1)
+        world = slow_reshard.emptied(slow_reshard.world_of(whole, {"w": here}, 1))
+        reshard_worlds(source, world)
+        assert _bits(slow_reshard.gathered(world)) == _bits(whole)
+
+
 def one_rank(tensors: Tensors) -> slow_reshard.World:
     cuts = {
         key: Cut(tuple((0, extent) for extent in value.shape), (None,))

@@ -274,6 +274,15 @@ def test_memory_of_another_shape_is_refused() -> None:
         )  # fmt: skip
 
 
+def test_a_range_beyond_its_box_is_refused() -> None:
+    """A slice of Python would be cut to the box, and the shard be another one."""
+    with pytest.raises(InvalidShard, match="the range 0 to 7 is none of the 6 elements"):
+        ShardedTensor(
+            "w", torch.zeros(6), (2, 3), (2, 3), (0, 0), is_flattened=True,
+            flattened_range=slice(0, 7),
+        )  # fmt: skip
+
+
 def halves(axis: int) -> list[ShardedTensor]:
     """Two shards of a matrix that holds its own places."""
     parts = torch.arange(16.0).reshape(4, 4).chunk(2, axis)
