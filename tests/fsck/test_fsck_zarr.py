@@ -67,6 +67,19 @@ def test_a_dtype_of_version_3_that_is_not_loaded_is_not_looked_into(dtype: str) 
         version3(data_type=dtype)
 
 
+@pytest.mark.parametrize("dtype", [["bfloat16"], [["a"]], [], 5, True, None, [["a", "<i4"], 5]])
+def test_a_dtype_that_is_none_and_no_list_of_fields_is_damage(dtype: object) -> None:
+    for read in (lambda: version2(dtype=dtype), lambda: version3(data_type=dtype)):
+        with pytest.raises(Malformed, match="its dtype"):
+            read()
+
+
+def test_a_dtype_of_several_fields_has_no_name() -> None:
+    assert version2(dtype=[["a", "<i4"], ["b", "<f4", [2]]]).dtype == ""
+    with pytest.raises(NotRead):
+        version3(data_type={"name": "numpy.datetime64"})
+
+
 LEVELS = [("gzip", 0), ("gzip", 9), ("gzip", 5.0), ("zstd", 22), ("zstd", -131072)]
 NO_LEVELS = [
     *(("gzip", level) for level in (10, -1, "1", None, True, 1.5)),

@@ -21,6 +21,7 @@ from ckpt_conformance.fsck.source.untrusted import (
     Json,
     clip,
     count,
+    is_dict,
     is_list,
     object_or_empty,
     parse_json,
@@ -46,6 +47,7 @@ _KNOWN = {
     2: re.compile(rf"[<>|][biu]1|[<>](?:[iu][248]|f[248]|c8|c16)|[<>|][SV]\d{{1,6}}|{_NAMED}"),
     3: re.compile(rf"bool|u?int(?:8|16|32|64)|float(?:16|32|64)|complex(?:64|128)|r\d+|{_NAMED}"),
 }
+_OF_A_FIELD = (2, 3)  # its name, its dtype, its shape
 _MOST_DIMENSIONS = 32
 MOST_CHUNKS = 4_000_000
 MOST_METADATA = 4 << 20
@@ -185,7 +187,10 @@ def _dtype(value: object, version: int) -> str:
         if not _KNOWN[version].fullmatch(value):
             raise TooLarge(f"its dtype is {clip(value)}, which is not looked into")
         return value
-    if not value:
+    if is_dict(value):
+        raise TooLarge(f"its dtype is {clip(value)}, which is not looked into")
+    fields = value if is_list(value) else []
+    if not fields or not all(is_list(one) and len(one) in _OF_A_FIELD for one in fields):
         raise Malformed(f"its dtype is {clip(value)}")
     return ""
 

@@ -60,7 +60,7 @@ class _Cpp(Machine):
         del self.stack[start:]
         return items
 
-    def get(self, index: int, _start: int) -> None:
+    def get(self, index: int, start: int) -> None:  # noqa: ARG002  as that of Python
         """Push what was kept; where nothing was put, there is None."""
         value = self.memo[index]
         if type(value) is Name:
