@@ -7,6 +7,7 @@ is told by the deadline.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import kept_trees, trees
@@ -38,6 +39,8 @@ from ckpt_conformance.harness.messages import (
     StepsResult,
     Train,
 )
+from ckpt_conformance.harness.probes import probe
+from ckpt_conformance.schedules import judging, running
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, Slot
@@ -50,12 +53,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Leaves
+    from ckpt_conformance.harness.messages import AnyOp, Leaves, TurnReport
+    from ckpt_conformance.schedules.running import Runs
     from ckpt_conformance.subject.subject import Subject
 
 DEADLINE = 8.0  # seconds; the gate's patience is 30
 LONG = 60.0  # seconds after which who has not come back is said to hang
 WAITS: Slot[bool] = Slot("a save waits for its upload")
+ORDERS = 10  # of the turns of a save and uploads, at the quick budget
 SLOW_CLOSE = "ckpt_conformance.fault_injectors.slow_uploads:close"
 CUT_AND_CLOSE = "ckpt_conformance.fault_injectors.cut_uploads:close"
 KEPT = (2, 4)  # as many steps as are kept
@@ -150,7 +155,10 @@ def test_no_step_is_deleted_before_its_upload_is_finished(subject: Subject) -> N
     Why: the upload of a step was not finished when the step after next rotated, and the only copy
     was removed (M009-M012, M041, D07); stricter than the slow-upload test of M015: several steps.
     How: shut the gate before the first file and after one file; when an upload has come to it, save
-    three more steps with two to keep.
+    three more steps with two to keep. Then open it, and let the job, which saves and rotates, and
+    the uploads take turns at their system calls below the manager's directory: of orders that
+    differ in calls alone which have nothing in common one is tried. What is not there once the save
+    has returned is whole in the mirror as it is then.
     """
     for after in (0, 1):
         trees.clear(subject.root)
@@ -159,6 +167,48 @@ def test_no_step_is_deleted_before_its_upload_is_finished(subject: Subject) -> N
         result = prompt(subject, shut, save(2), AWAIT, save(4, 6, 8), Steps())
         left = steps_left(subject, result)
         expect(left, {2, 4, 6, 8}, "rotation deletes a step whose upload is not finished")
+    if "explicit_step" in subject.info.capabilities:
+        tasks = {"A": "the job saves step 4, and rotates", "B": "the uploads of steps 2 and 4"}
+        attempt, judge = partial(_by_turns, subject), partial(_require_one_copy, subject)
+        judging.Checker(subject, tasks, attempt, judge, quick=ORDERS).check()
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """A save whose calls, and those of uploads beside it, had their turns; `report` tells them.
+
+    `left` are the steps that are there once it has returned, `mirror` a copy of the mirror of then.
+    """
+
+    report: TurnReport
+    left: list[int]
+    mirror: Path
+
+
+def _by_turns(subject: Subject, runs: Runs, *, stays: bool) -> Rotated:
+    """Save step 4 with one to keep while step 2 is uploaded, by turns."""
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    kept = subject.folder / "mirror-by-turns"
+    trees.clear(kept)
+    before = (Gate(state="shut"), save(2), AWAIT, probe("begin_turns"), OPEN)
+    copied = probe("end_turn", tree=str(mirror_of(subject)), copy=str(kept / "mirror"))
+    program = subject.program(
+        *(*before, save(4), copied, Steps(), probe("let_turns_go_on"), Close(go_on=True)),
+        options=Options(keep_last=subject.keepable(1), mirror=str(mirror_of(subject))),
+        turns=running.plan(subject, runs, stays=stays),
+    )
+    report, result = running.threads(subject, program)
+    require_upload(result)
+    return Rotated(report, steps_left(subject, result), kept / "mirror")
+
+
+def _require_one_copy(subject: Subject, one: Rotated) -> None:
+    """Raise Violation if a step is neither here nor whole in the mirror when the save returned."""
+    if 2 not in one.left:  # noqa: PLR2004  the older step
+        trees.materialize(one.mirror, mirror_of(subject))
+        message = "rotation deletes step 2 while its upload is under way"
+        _require_somewhere(subject, 2, one.left, message)
 
 
 @check("CKC-MIRR-002")

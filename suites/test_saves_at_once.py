@@ -32,6 +32,7 @@ from ckpt_conformance.harness.messages import (
 )
 from ckpt_conformance.harness.probes import probe
 from ckpt_conformance.harness.strata import NAMING, WRITING
+from ckpt_conformance.schedules import judging, running
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
@@ -44,7 +45,15 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves, Probe, Tree
+    from ckpt_conformance.harness.messages import (
+        AnyOp,
+        Fault,
+        Leaves,
+        Probe,
+        Tree,
+        TurnReport,
+    )
+    from ckpt_conformance.schedules.running import Runs
     from ckpt_conformance.subject.subject import Subject
 
 OTHER = 5  # the step of the second process
@@ -54,24 +63,18 @@ NO_PATIENCE = fault_injectors.spec("no-patience")
 LOOK = probe("tree", go_on=True)  # at the files, by the second process
 
 
-@dataclass(frozen=True)
-class AtOnce:
-    """A save of step 4 that was held at a call, and a save of another process meanwhile.
+@dataclass(frozen=True, kw_only=True)
+class Both:
+    """A save of step 4 of one process, and a save of another process at once.
 
     The second process saves `step`, which may be step 4, too; `state` is what it saved, None where
-    it did not come so far. `found` are the files that it met, in the midst of the first one's save,
-    `left` those right after its own save. `after` is the directory once both have ended. The first
-    goes on before the second has ended, where that waits for a lock: `has_waited`.
+    it did not come so far. `after` is the directory once both have ended.
     """
 
-    point: Point
     first: ProcessResult
     second: ProcessResult
     step: int
     state: Leaves | None
-    found: Tree
-    left: Tree
-    has_waited: bool
     after: Path
 
     @property
@@ -84,6 +87,31 @@ class AtOnce:
         """The steps of which a save has returned, of those that were made at once."""
         first = set(self.first.steps_of("acknowledged")) - {OLDER}
         return sorted(first | ({self.step} if self.has_returned else set()))
+
+    def told(self, subject: Subject) -> dict[str, str]:
+        """Say of each process what came of its save."""
+        saves = {"the first process": (NEWEST, self.first), "the second": (self.step, self.second)}
+        return {
+            who: f"saves step {step}, which returns"
+            if step in result.steps_of("acknowledged")
+            else f"saves step {step}: {subject.tell(result)}"
+            for who, (step, result) in saves.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtOnce(Both):
+    """A save of step 4 that was held at a call, and a save of another process meanwhile.
+
+    `found` are the files that the second process met, in the midst of the first one's save, `left`
+    those right after its own save. The first goes on before the second has ended, where that waits
+    for a lock: `has_waited`.
+    """
+
+    point: Point
+    found: Tree
+    left: Tree
+    has_waited: bool
 
     @property
     def is_passed_over(self) -> bool:
@@ -108,6 +136,21 @@ class AtOnce:
         if NEWEST not in self.first.steps_of("acknowledged"):
             first = f"{first}, and fails: {subject.tell(self.first)}"
         return {"the first process": first, "the second, meanwhile": did}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InOrder(Both):
+    """Two saves of which each call had its turn; `report` is what was done when."""
+
+    report: TurnReport
+
+    @property
+    def is_passed_over(self) -> bool:
+        """Whether the second save has returned, and its process has changed no file."""
+        of_second = (step for step in self.report.steps if step.task == 1)
+        return self.has_returned and not any(
+            thing.startswith(("name:", "data:")) for step in of_second for thing in step.changes
+        )
 
 
 RUNS: Slot[list[AtOnce]] = Slot("two saves at once")
@@ -146,7 +189,9 @@ def test_saves_at_once_cost_nothing(subject: Subject) -> None:
     How: hold a save of step 4 at some of its system calls, save step 5 in another process, or
     another step 4; let the first go on. What returned loads in a new process; of two saves of one
     step either of them. The control saves the same one after the other. The second one may be
-    refused; the first, which was under way, by an error alone that the manager documents.
+    refused; the first, which was under way, by an error alone that the manager documents. Then
+    both take turns at their system calls: of orders that differ in calls alone which have nothing
+    in common one is tried.
     """
     if subject.info.max_keep == 1:
         raise NotApplicable("the manager keeps one step alone")
@@ -162,6 +207,9 @@ def test_saves_at_once_cost_nothing(subject: Subject) -> None:
         _require_all(subject, one)
     for one in runs:
         _require_the_first(subject, one)
+    steps = [OTHER, NEWEST] if subject.info.saves_over and _is_full(subject) else [OTHER]
+    for step in steps:
+        _in_each_order(subject, step)
 
 
 def at_once(subject: Subject) -> list[AtOnce]:
@@ -169,6 +217,39 @@ def at_once(subject: Subject) -> list[AtOnce]:
     return subject.once(
         RUNS, lambda: [_beside(subject, point, OTHER) for point in _chosen(subject)]
     )
+
+
+def _in_each_order(subject: Subject, step: int) -> None:
+    """Save step 4, and a step of another process, in each order; raise Violation if one is lost."""
+
+    def judge(one: InOrder) -> None:
+        if one.is_passed_over:
+            raise controls.blame(
+                subject, "a save is passed over", test_a_save_beside_another_one_is_not_passed_over
+            )
+        _require_all(subject, one)
+
+    tasks = {
+        "A": f"the first process saves step {NEWEST}",
+        "B": f"the second process saves step {step}",
+    }
+    attempt = partial(_by_turns, subject, step)
+    judging.Checker(subject, tasks, attempt, judge).check()
+
+
+def _by_turns(subject: Subject, step: int, runs: Runs, *, stays: bool) -> InOrder:
+    """Let two processes save by turns, beside step 2 of an earlier one."""
+    after = Path(tempfile.mkdtemp(dir=subject.folder)) / "after"
+    subject.materialize(subject.golden(), OLDER)
+    watched = Run(until=step + 1, watch=True, go_on=True)
+    ops: list[list[AnyOp]] = [
+        [Run(until=NEWEST, save_at=(NEWEST,), go_on=True), Close(go_on=True)],
+        [*_saving(step), watched, Close(go_on=True)],
+    ]
+    report, (one, other) = running.processes(subject, ops, runs, stays=stays, deadline=DEADLINE)
+    trees.copy(subject.root, after)
+    state = _state(subject, other, step)
+    return InOrder(first=one, second=other, step=step, state=state, after=after, report=report)
 
 
 def _without_patience(subject: Subject) -> list[AtOnce]:
@@ -234,7 +315,17 @@ def _beside(subject: Subject, point: Point, step: int, faults: tuple[Fault, ...]
     trees.copy(subject.root, after)
     found, left, has_waited = _seen(subject, other, second)
     state = _state(subject, other, step)
-    return AtOnce(point, one, other, step, state, found, left, has_waited, after)
+    return AtOnce(
+        point=point,
+        first=one,
+        second=other,
+        step=step,
+        state=state,
+        found=found,
+        left=left,
+        has_waited=has_waited,
+        after=after,
+    )
 
 
 def _meanwhile(
@@ -290,18 +381,18 @@ def _state(subject: Subject, second: ProcessResult, step: int) -> Leaves | None:
     return state
 
 
-def _load(subject: Subject, one: AtOnce, step: int) -> ProcessResult:
+def _load(subject: Subject, one: Both, step: int) -> ProcessResult:
     """Load a step in a new process, the newest one without its number."""
     return _loads(subject, one, [step])[0]
 
 
-def _loads(subject: Subject, one: AtOnce, steps: Sequence[int]) -> list[ProcessResult]:
+def _loads(subject: Subject, one: Both, steps: Sequence[int]) -> list[ProcessResult]:
     newest = max([*one.acknowledged, NEWEST])
     cases = [Case(one.after, step=None if step == newest else step) for step in steps]
     return resume_each(subject, cases, lambda result: oracle.arrival(result)[0] is not None)
 
 
-def _require_all(subject: Subject, one: AtOnce) -> None:
+def _require_all(subject: Subject, one: Both) -> None:
     """Raise Violation if a step whose save returned is not there, or not as it was saved."""
     steps = one.acknowledged
     if Capability.EXPLICIT_STEP not in subject.info.capabilities:
@@ -336,7 +427,7 @@ def _require_the_first(subject: Subject, one: AtOnce) -> None:
     raise Violation(message, evidence={**one.told(subject), **one.removed})
 
 
-def _legal(subject: Subject, one: AtOnce) -> dict[int, list[Leaves]]:
+def _legal(subject: Subject, one: Both) -> dict[int, list[Leaves]]:
     """Map each step to the states that a process has saved under it."""
     legal = {NEWEST: [subject.legal(subject.golden())[NEWEST]]}
     if one.state is not None:
@@ -345,7 +436,7 @@ def _legal(subject: Subject, one: AtOnce) -> dict[int, list[Leaves]]:
 
 
 def _comes_one_after_the_other(
-    subject: Subject, one: AtOnce, step: int, result: ProcessResult
+    subject: Subject, one: Both, step: int, result: ProcessResult
 ) -> bool:
     """Return whether the same saves, one after the other, give the same: a manager may lose bits.
 

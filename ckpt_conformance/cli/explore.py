@@ -750,6 +750,7 @@ def _replay(content: Json) -> int:
             only=(outcome["invariant"],),
             budget=content["budget"],
             seed=int(outcome["seed"]),
+            order=outcome.get("evidence", {}).get("order", ""),
             server=server,
         )
         replayed = [one for one in run_session(options) if one.check == outcome["check"]]

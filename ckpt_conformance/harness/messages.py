@@ -17,7 +17,7 @@ from msgspec import structs
 from ckpt_conformance.contract import StepRecord
 from ckpt_conformance.contract.registry import Refusal
 from ckpt_conformance.processes import lifecycle
-from ckpt_conformance.trace import vector_clocks
+from ckpt_conformance.trace import turns, vector_clocks
 from ckpt_conformance.workload import values
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ T = TypeVar("T")
 Leaves = values.Leaves
 RankLeaves = values.RankLeaves
 Stop = vector_clocks.Stop
+Plan = turns.Plan
+TurnReport = turns.TurnReport
 ExitKind = lifecycle.ExitKind
 Tree = dict[str, str]  # name below a directory -> digest of what a new process would read there
 Arguments = dict[str, Any]  # plain values by name; what takes them says which
@@ -615,8 +617,9 @@ class Program(Message, frozen=True, omit_defaults=True):
     `rank_group`: this child forks one process for each of these programs, and `rank` is said in
     every event of a journal that they share. `hash_seed` is that of an interpreter of its own.
     `record` names the folder of a recording, which has closes, too, with `closing` and of ranks;
-    with `stops` all ranks are killed where each has done
-    so much. `environment` has variables of this child alone; None removes one.
+    with `stops` all ranks are killed where each has done so much. With `turns` the processes of the
+    group, which are no ranks, or the threads of this child take turns at their system calls.
+    `environment` has variables of this child alone; None removes one.
     """
 
     adapter: str
@@ -639,6 +642,7 @@ class Program(Message, frozen=True, omit_defaults=True):
     record: str = ""
     closing: bool = False
     stops: tuple[Stop, ...] = ()
+    turns: Plan | None = None
     environment: dict[str, str | None] = {}
 
 

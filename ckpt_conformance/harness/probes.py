@@ -29,6 +29,23 @@ def probe(
     return Probe(probe=f"{__name__}:{name}", args=args, go_on=go_on, ranks=ranks)
 
 
+def begin_turns(child: Any) -> None:  # noqa: ANN401  a Child
+    """Let the threads of the child take turns from here on; this one is the first task."""
+    child.journal.note("turns-begun", process=os.getpid())
+
+
+def end_turn(child: Any, tree: str, copy: str) -> None:  # noqa: ANN401  a Child
+    """End this thread's turns; the other threads stand where they are. Copy a directory of then."""
+    child.journal.note("turn-over")
+    if Path(tree).is_dir():
+        trees.copy(Path(tree), Path(copy))
+
+
+def let_turns_go_on(child: Any) -> None:  # noqa: ANN401  a Child
+    """Let the threads go on that stand since `end_turn`, by turns."""
+    child.journal.note("turns-go-on")
+
+
 def enter(_child: Any, folder: str) -> None:  # noqa: ANN401  a Child
     """Change the working directory of the child."""
     os.chdir(folder)

@@ -30,7 +30,8 @@ def run(program: Program, run_program: RunProgram) -> None:
     """
     ranks: dict[int, int] = {}
     for rank, member in enumerate(program.rank_group):
-        pid = lifecycle.fork(partial(_child, member, run_program))
+        is_rank = program.turns is None
+        pid = lifecycle.fork(partial(_child, member, run_program, is_rank=is_rank))
         ranks[pid] = rank
     codes: dict[int, int] = {}
     while len(codes) < len(ranks):
@@ -39,12 +40,18 @@ def run(program: Program, run_program: RunProgram) -> None:
     Path(program.result).write_bytes(messages.encode(Report(codes=codes)))
 
 
-def _child(program: Program, run_program: RunProgram) -> None:
-    """Run one rank in this process: mark what ties it to the others, then run its program."""
+def _child(program: Program, run_program: RunProgram, *, is_rank: bool) -> None:
+    """Run one rank in this process: mark what ties it to the others, then run its program.
+
+    A process that is no rank takes turns with the others, and says when it has done all.
+    """
     lifecycle.die_with_parent()
     lifecycle.redirect_output(program.output)
     journal = ChildJournal(Path(program.journal), program.rank)
     journal.note("rank", process=os.getpid())
-    marking: Any = importlib.import_module("ckpt_conformance.trace.marking")
-    marking.mark(journal, Path(program.root))
+    if is_rank:
+        marking: Any = importlib.import_module("ckpt_conformance.trace.marking")
+        marking.mark(journal, Path(program.root))
     run_program(program)
+    if not is_rank:
+        journal.note("turn-over")

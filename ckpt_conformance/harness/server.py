@@ -205,19 +205,20 @@ def supervision_of(program: Program, *, anew: bool = False) -> Supervision | Non
     probes = [op.args for op in program.ops if isinstance(op, messages.Probe)]
     hits = [fault.args for fault in faults if fault.injector == SYSTEM_CALLS]
     hits += [args for args in probes if args.get("injector") == SYSTEM_CALLS]
-    if not (program.record or program.stops or hits):
+    if not (program.record or program.stops or program.turns or hits):
         return None
     return Supervision(
         root=Path(program.root),
         journal=Path(program.journal),
         deadline=program.deadline * AT_MOST,  # the server ends it before
         folder=Path(program.record) if program.record else None,
-        ranks=len(program.rank_group),
+        ranks=0 if program.turns else len(program.rank_group),
+        turns=program.turns,
         stops=program.stops,
         injects=bool(hits),
         closing=program.closing or bool(program.rank_group),  # ranks may be nodes of an NFS
         reading=any(args.get("reading") for args in hits),
-        may_patch=not program.rank_group and not anew,
+        may_patch=not (program.rank_group or program.turns or anew),
     )
 
 

@@ -68,17 +68,19 @@ def _leave_signals_to_the_command_line() -> None:
 
 
 def _check_names(options: CheckOptions) -> None:
-    """Refuse a profile, an id or an adapter that does not exist, before anything is collected."""
+    """Refuse a name that does not exist, and an order that is none, before it is collected."""
     profiles = [*options.profiles, *options.claims]
-    if not (profiles or options.only or options.adapters or options.catalogue):
+    asked = (profiles, options.only, options.adapters, options.catalogue, options.order)
+    if not any(asked):
         return
-    from ckpt_conformance.contract import registry, requests
+    from ckpt_conformance.contract import orders, registry, requests
     from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
 
     try:
         requests.check_names("profile", profiles, PROFILES)
         requests.check_names("invariant", options.only, load_catalogue().invariants)
         load_catalogue(options.catalogue)
+        orders.parse(options.order)
         for name in options.adapters:
             registry.check_name(name)
     except ValueError as error:
@@ -149,6 +151,7 @@ class State:
                 factory.mktemp("subject"),
                 seed=self.options.seed,
                 budget=self.options.budget,
+                order=self.options.order,
                 deadline=self.options.deadline,
                 device=self.options.device,
                 written_by=tuple(map(Path, self.options.written_by)),

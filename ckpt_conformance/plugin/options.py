@@ -29,6 +29,7 @@ class CheckOptions:
     only: tuple[str, ...] = ()  # ids of invariants
     claims: tuple[str, ...] = ()  # profiles whose practice is made a MUST
     budget: str = "quick"
+    order: str = ""  # the turns of tasks, where a check tries several; see `contract.orders`
     deadline: float = 60.0  # seconds that one child may take
     seed: int = 0
     device: str = "cpu"  # where ranks compute
@@ -84,6 +85,7 @@ def _parsed(config: pytest.Config) -> CheckOptions:
         only=tuple(given.ckpt_only),
         claims=tuple(given.ckpt_claim),
         budget=given.ckpt_budget,
+        order=given.ckpt_order,
         deadline=given.ckpt_deadline,
         seed=given.ckpt_seed,
         device=given.ckpt_device,
@@ -109,6 +111,12 @@ def add_options(parser: pytest.Parser) -> None:
         add(f"--ckpt-{name}", help=help_text, action="append", default=[], metavar=what)
     add(
         "--ckpt-budget", choices=("quick", "full"), default="quick", help="how much a check samples"
+    )
+    add(
+        "--ckpt-order",
+        default="",
+        metavar="LINE",
+        help="try this order of turns alone, such as 'A136 B1': the line of a violation",
     )
     add(
         "--ckpt-seed",

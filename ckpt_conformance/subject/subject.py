@@ -138,6 +138,7 @@ class Subject:
     folder: Path
     seed: int = 0
     budget: str = "quick"
+    order: str = ""  # the turns of tasks that are to be taken, as `contract.orders` has it
     deadline: float = 60.0  # seconds that a child has, unless the check says otherwise
     device: str = devices.CPU  # where ranks compute
     written_by: tuple[Path, ...] = ()  # folders that other releases of torch wrote

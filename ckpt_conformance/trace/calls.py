@@ -17,6 +17,7 @@ _FICLONE, _FICLONERANGE, _FIDEDUPERANGE = 0x40049409, 0x4020940D, 0xC0189436
 _SHARED, _ANONYMOUS = 1, 0x20
 _DUPLICATING = (0, 1030)  # F_DUPFD, F_DUPFD_CLOEXEC
 _NEW_USER = 0x10000000
+_EMPTY_PATH = 0x1000
 NOTES_TAKEN = (
     f"it is open as descriptor {NOTES}, which the recorder uses: what is written there is not seen"
 )
@@ -98,6 +99,21 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "close": (3, 57),
     "exit_group": (231, 94),
 }
+# What only looks, waits for a lock or sleeps: asked about where the turns of tasks are chosen.
+LOOKING: dict[str, tuple[int, int]] = {
+    "stat": (4, -1),
+    "lstat": (6, -1),
+    "newfstatat": (262, 79),
+    "statx": (332, 291),
+    "access": (21, -1),
+    "faccessat": (269, 48),
+    "faccessat2": (439, 439),
+    "readlink": (89, -1),
+    "readlinkat": (267, 78),
+    "flock": (73, 32),
+    "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115),
+}
 # Of programs for the older architecture of the same machine: i386, and ARM of 32 bits.
 NUMBERS_OF_32_BITS: dict[str, tuple[int, int]] = {
     "write": (4, 4),
@@ -153,9 +169,8 @@ UNSUPPORTED = {
 # Changes nothing that a crash state keeps: named here so that the table is whole.
 HARMLESS = frozenset(
     {
-        *("dup", "flock", "lseek", "chdir", "fchdir"),
-        *("stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2"),
-        *("readlink", "readlinkat", "fadvise64", "readahead", "sync_file_range"),
+        *(*LOOKING, "dup", "fstat", "lseek", "chdir", "fchdir"),
+        *("fadvise64", "readahead", "sync_file_range"),
         *("chown", "fchown", "fchownat", "lchown", "munmap", "mremap", "mprotect"),
         *("setxattr", "fsetxattr", "lsetxattr", "removexattr"),
     }
@@ -173,6 +188,9 @@ CONDITIONS: dict[str, list[tuple[Test, ...]]] = {
     "unshare": [(Test(0, "any", _NEW_USER),)],
     "mmap": [(Test(3, "any", _SHARED), Test(3, "no", _ANONYMOUS))],
     "ioctl": [(Test(1, "is", code),) for code in (_FICLONE, _FICLONERANGE, _FIDEDUPERANGE)],
+    # By descriptor, as after each open: it has no name to look at.
+    "newfstatat": [(Test(3, "no", _EMPTY_PATH),)],
+    "statx": [(Test(2, "no", _EMPTY_PATH),)],
 }
 
 
@@ -182,13 +200,14 @@ def _column() -> int:
 
 def number_of(name: str) -> int:
     """Return the number of a call on this machine; -1 if it has none."""
-    return NUMBERS[name][_column()]
+    return {**NUMBERS, **LOOKING}[name][_column()]
 
 
 def names() -> dict[int, str]:
     """Map numbers on this machine to names."""
     column = _column()
-    return {numbers[column]: name for name, numbers in NUMBERS.items() if numbers[column] >= 0}
+    known = {**NUMBERS, **LOOKING}
+    return {numbers[column]: name for name, numbers in known.items() if numbers[column] >= 0}
 
 
 def names_of_32_bits() -> dict[int, str]:
@@ -198,14 +217,15 @@ def names_of_32_bits() -> dict[int, str]:
     return {number: _LIKE.get(name, name) for name, number in numbers.items()}
 
 
-def rules(*, reading: bool = False, closing: bool = False) -> list[Rule]:
+def rules(*, reading: bool = False, closing: bool = False, looking: bool = False) -> list[Rule]:
     """Make the rules of the filter; with `reading` also for opening to read, and for reading.
 
-    With `closing` also for closing: it is what makes a client of NFS send what it holds.
+    With `closing` also for closing: it is what makes a client of NFS send what it holds. With
+    `looking` also for all that only looks at names, takes locks or sleeps.
     """
     left_out = {*(() if reading else READING), *(() if closing else CLOSING)}
     chosen: list[Rule] = []
-    for name in NUMBERS:
+    for name in {**NUMBERS, **(LOOKING if looking else {})}:
         number = number_of(name)
         if number < 0 or name in left_out:
             continue

@@ -1,7 +1,8 @@
 """The events of a journal that a supervisor acts on, decoded and checked when they are read.
 
 A journal holds JSON lines with a key "event" (`contract.journal`). Of all events a supervisor needs
-those that mark an operation, those that order the ranks, and the orders of a fault injector.
+those that mark an operation, those that order the ranks, the orders of a fault injector, and what
+begins and ends the turns of tasks.
 """
 
 from __future__ import annotations
@@ -88,8 +89,25 @@ class FaultAsked(msgspec.Struct, frozen=True):
     lets_go: bool = False
 
 
+class TurnsBegun(msgspec.Struct, frozen=True):
+    """From here on the threads of this process take turns; that of the event is the first task."""
+
+    process: int
+
+
+class TurnOver(msgspec.Struct, frozen=True):
+    """A task has done what it had to do, and takes no more turns."""
+
+    rank: int = 0
+
+
+class TurnsGoOn(msgspec.Struct, frozen=True):
+    """The threads that stood since the first one's turn was over take turns again."""
+
+
 Ordering = Entered | Left | Published | Received | Looked  # what ties ranks to each other
-Event = Marked | RankStarted | Ordering | FaultArmed | FaultDisarmed | FaultAsked
+Turning = TurnsBegun | TurnOver | TurnsGoOn
+Event = Marked | RankStarted | Ordering | FaultArmed | FaultDisarmed | FaultAsked | Turning
 
 EVENTS: dict[str, type[Event]] = {
     **dict.fromkeys(MARKS, Marked),
@@ -102,6 +120,9 @@ EVENTS: dict[str, type[Event]] = {
     "system-calls-armed": FaultArmed,
     "system-calls-disarmed": FaultDisarmed,
     "system-calls-asked": FaultAsked,
+    "turns-begun": TurnsBegun,
+    "turn-over": TurnOver,
+    "turns-go-on": TurnsGoOn,
 }
 
 

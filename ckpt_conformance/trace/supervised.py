@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.processes import lifecycle
-from ckpt_conformance.trace import notify, syscall_faults, vector_clocks
+from ckpt_conformance.trace import calls, notify, syscall_faults, turns, vector_clocks
 from ckpt_conformance.trace.patched import PatchedRecorder
 from ckpt_conformance.trace.recorder import Recorder
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.trace.supervisor import Supervisor
+    from ckpt_conformance.trace.turns import Plan
     from ckpt_conformance.trace.vector_clocks import Stop
 
 
@@ -25,7 +26,7 @@ _PATCHED: list[PatchedRecorder] = []
 
 @dataclass(frozen=True)
 class Supervision:
-    """What a supervisor does for one child: record, count and hit calls, or stop ranks.
+    """What a supervisor does for one child: record, count and hit calls, stop ranks, give turns.
 
     `folder` takes the recording, None for none; `ranks` is the size of a rank group, 0 for none.
     Each rank does the operations of its stop, then all are killed.
@@ -40,6 +41,7 @@ class Supervision:
     injects: bool = False  # an operation has a fault at a system call
     closing: bool = False  # closes are noted, too
     reading: bool = False  # one of these counts calls that only read
+    turns: Plan | None = None  # who makes the next call, of tasks that take turns
     may_patch: bool = True  # without a supervisor, entry points in this process may be patched
 
 
@@ -56,6 +58,8 @@ def enter(supervision: Supervision) -> None:
         reading=supervision.reading,
         closing=supervision.closing,
     )
+    if supervision.turns is not None:
+        recorder.rules = calls.rules(reading=True, looking=True)
     pid = os.fork()  # not lifecycle.fork: the child goes on with what the caller does
     if pid == 0:
         lifecycle.die_with_parent()
@@ -63,18 +67,21 @@ def enter(supervision: Supervision) -> None:
         return
     fault_supervisor = syscall_faults.FaultSupervisor(supervision.root, main=pid)
     ranks: vector_clocks.Collector | None = None
+    taker = turns.TurnTaker(supervision.turns, main=pid) if supervision.turns else None
     if supervision.stops:
         ranks = vector_clocks.Stopper(supervision.stops, main=pid)
     elif supervision.ranks:
         ranks = vector_clocks.Collector(supervision.ranks)
 
     def prepare(supervisor: Supervisor) -> None:
-        (ranks or fault_supervisor).attach(supervisor)
+        (taker or ranks or fault_supervisor).attach(supervisor)
 
     try:
         recording = recorder.supervise(pid, deadline=supervision.deadline, prepare=prepare)
         if ranks is not None and supervision.folder is not None:
             ranks.finish(recording)
+        if taker is not None:
+            taker.finish()
     except notify.NotAvailableError as error:
         lifecycle.reap(pid)
         _fall_back(supervision, error)

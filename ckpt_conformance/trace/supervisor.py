@@ -57,9 +57,13 @@ class Supervisor:
         self.rights_known = True  # nobody has changed its own
         self.frozen = False  # the tree was killed: nobody is answered any more
         self.on_action: Callable[[Request, Action], Result | str] = lambda _a, _b: "perform"
+        # Of a call that is not about the directory: HOLD, or LET_GO.
+        self.on_other: Callable[[Request], str] = lambda _: LET_GO
         self.events_of: Callable[[int, bytes], Sequence[Event]] = _events  # of a write
         self.on_event: Callable[[Event], None] = lambda _: None
         self.on_idle: Callable[[], None] = lambda: None  # nobody has called for a while
+        self.patience = POLL  # milliseconds without a call until then
+        self.prepare = PREPARE  # by the name of a call: what finds out what it is about
         self.answered: Callable[[Request, Action, Result], None] = lambda _a, _b, _c: None
         self.writers: set[int] = set()  # processes that have written below the directory
         self._elsewhere: dict[tuple[int, int], str] = {}  # regular files elsewhere: journal or not
@@ -72,7 +76,7 @@ class Supervisor:
             if self.frozen:
                 continue  # `is_over` waits for the end
             call = self._next()
-            ready = self.listener.ready(0 if call else SOON if self.queue else POLL)
+            ready = self.listener.ready(0 if call else SOON if self.queue else self.patience)
             if ready is None:
                 break
             if ready:
@@ -165,7 +169,7 @@ class Supervisor:
                 os.umask(umask_of(request.thread))  # any caller may have changed its own
             if self.mapped is not None:
                 self._name_unmapped(self.mapped.inherited(request.process))
-            return self._as_the_kernel(request, PREPARE[request.name](request))
+            return self._as_the_kernel(request, self.prepare[request.name](request))
         except OSError as error:  # a bad path or descriptor: the kernel says so itself
             if error.errno == errno.EPERM:
                 request.cannot("", LOCKED)
@@ -190,6 +194,8 @@ class Supervisor:
         if not self.listener.is_valid(request.note):
             return
         if action is None:
+            if self.on_other(request) == HOLD:
+                return
             self._read_journal(request)
             if request.operations:
                 self._look(request)

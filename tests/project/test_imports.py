@@ -48,7 +48,8 @@ ALLOWED = {
     "cluster": {"work", "processes", "contract"},
     "work": {"contract"},
     "suites": {
-        *("suites.controls", "crash.explore", "fault_injectors", "subject", "harness", "contract"),
+        *("suites.controls", "crash.explore", "schedules", "fault_injectors", "subject"),
+        *("harness", "contract"),
     },
     "suites.controls": {"fault_injectors", "subject", "harness", "contract"},
     "crash.script": {
@@ -60,6 +61,7 @@ ALLOWED = {
         *("processes", "contract"),
     },
     "crash.model": {"trace", "contract"},
+    "schedules": {"subject", "harness", "trace", "contract"},
     "fault_injectors": {"subject", "harness", "workload", "trace", "processes", "contract"},
     "mutants": {"adapters.reference", "harness", "contract", "reference_impl"},
     "adapters.reference": {"subject", "contract", "reference_impl"},
