@@ -17,7 +17,8 @@ from msgspec import structs
 from ckpt_conformance.contract import StepRecord
 from ckpt_conformance.contract.registry import Refusal
 from ckpt_conformance.processes import lifecycle
-from ckpt_conformance.trace import turns, vector_clocks
+from ckpt_conformance.trace import vector_clocks
+from ckpt_conformance.trace.turns import taking
 from ckpt_conformance.workload import values
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ T = TypeVar("T")
 Leaves = values.Leaves
 RankLeaves = values.RankLeaves
 Stop = vector_clocks.Stop
-Plan = turns.Plan
-TurnReport = turns.TurnReport
+Plan = taking.Plan
+TurnReport = taking.TurnReport
 ExitKind = lifecycle.ExitKind
 Tree = dict[str, str]  # name below a directory -> digest of what a new process would read there
 Arguments = dict[str, Any]  # plain values by name; what takes them says which

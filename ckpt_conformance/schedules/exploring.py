@@ -14,7 +14,7 @@ from ckpt_conformance.schedules import reduction
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ckpt_conformance.trace.turns import TurnReport
+    from ckpt_conformance.trace.turns.taking import TurnReport
 
 MOST_SHRINKS = 12  # orders that shrinking tries
 
@@ -52,8 +52,9 @@ class Explorer(Generic[T]):
 
     It returns None for an order that was not followed.
 
-    Of the orders that are left a stage of what is done elsewhere comes first, then one of a race whose kind was tried least, and of
-    these one with the fewest changes of the task. `is_all`: none is left.
+    Of the orders that are left a stage of what is done elsewhere comes first, then one of a race
+    whose kind was tried least, and of these one with the fewest changes of the task. `is_all`: none
+    is left.
     """
 
     attempt: Callable[[tuple[tuple[int, int], ...]], T | None]

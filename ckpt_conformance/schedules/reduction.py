@@ -1,7 +1,7 @@
 """Which orders are to be tried: dynamic partial order reduction, after Flanagan and Godefroid.
 
 Two orders give the same if they differ in the turns of calls alone that have nothing in common
-(`trace.touched`). So an order is tried next that swaps two calls of an order which was seen, where
+(`trace.turns.touched`). So an order is tried next that swaps two calls of one that was seen, where
 both have something in common and nothing in between says which of them comes first. That is all
 of them, each at least once: see "Dynamic partial-order reduction for model checking software"
 (POPL 2005), section 4, of which the sleep sets are left out.
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.trace.turns import ELSEWHERE
+from ckpt_conformance.trace.turns.taking import ELSEWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckpt_conformance.trace.turns import Step
+    from ckpt_conformance.trace.turns.taking import Step
 
 Clock = dict[int, int]  # by task: how many of all calls, counted from the first, it comes after
 
@@ -79,7 +79,7 @@ def races(steps: Sequence[Step]) -> Iterator[Race]:
 def stages(steps: Sequence[Step]) -> Iterator[tuple[int, int]]:
     """Yield where the first task may go on before each change elsewhere: the call, and the task.
 
-    Where another task has gone first. Of an order in which the first task has, that another one may.
+    That is of an order in which another task went first; of any other one, that one may do so.
     """
     if not any(ELSEWHERE in step.changes for step in steps):
         return

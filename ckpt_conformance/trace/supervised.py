@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.processes import lifecycle
-from ckpt_conformance.trace import calls, notify, syscall_faults, turns, vector_clocks
+from ckpt_conformance.trace import calls, notify, syscall_faults, vector_clocks
 from ckpt_conformance.trace.patched import PatchedRecorder
 from ckpt_conformance.trace.recorder import Recorder
+from ckpt_conformance.trace.turns import taking
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.trace.supervisor import Supervisor
-    from ckpt_conformance.trace.turns import Plan
+    from ckpt_conformance.trace.turns.taking import Plan
     from ckpt_conformance.trace.vector_clocks import Stop
 
 
@@ -67,7 +68,7 @@ def enter(supervision: Supervision) -> None:
         return
     fault_supervisor = syscall_faults.FaultSupervisor(supervision.root, main=pid)
     ranks: vector_clocks.Collector | None = None
-    taker = turns.TurnTaker(supervision.turns, main=pid) if supervision.turns else None
+    taker = taking.TurnTaker(supervision.turns, main=pid) if supervision.turns else None
     if supervision.stops:
         ranks = vector_clocks.Stopper(supervision.stops, main=pid)
     elif supervision.ranks:

@@ -13,8 +13,8 @@ from posixpath import dirname
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.trace.faults import COPYING, READING, SYNCING, WRITING
-from ckpt_conformance.trace.looks import LOCKING, SLEEPING
 from ckpt_conformance.trace.operations import Kind
+from ckpt_conformance.trace.turns.looks import LOCKING, SLEEPING
 
 if TYPE_CHECKING:
     from ckpt_conformance.trace.operations import Operation

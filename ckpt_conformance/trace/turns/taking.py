@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ckpt_conformance.processes import lifecycle
-from ckpt_conformance.trace import faults, looks
+from ckpt_conformance.trace import faults
 from ckpt_conformance.trace.events import RankStarted, TurnOver, TurnsBegun, TurnsGoOn
 from ckpt_conformance.trace.faults import WRITING
-from ckpt_conformance.trace.looks import LOCKING, SLEEPING
 from ckpt_conformance.trace.supervisor import HOLD, LET_GO, PREPARE
-from ckpt_conformance.trace.touched import touched
+from ckpt_conformance.trace.turns import looks
+from ckpt_conformance.trace.turns.looks import LOCKING, SLEEPING
+from ckpt_conformance.trace.turns.touched import touched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
