@@ -48,7 +48,10 @@ class Checker(Generic[T]):
         Raises Violation with the line of the order, and Unknown where one was not followed.
         """
         if self.subject.order:
-            turns = orders.parse(self.subject.order, len(self.tasks))
+            try:
+                turns = orders.parse(self.subject.order, len(self.tasks))
+            except orders.OrderError as error:  # of a check that has more tasks
+                raise Unknown(str(error)) from error
             self._judge(self.attempt(tuple((turn.task, turn.calls) for turn in turns), stays=False))
             return
         budget = FULL if self.subject.budget == "full" else self.quick

@@ -31,6 +31,7 @@ def suites(*words: str) -> subprocess.CompletedProcess[str]:
         ("--ckpt-claim damge", "unknown profile 'damge'; did you mean damage?"),
         ("--ckpt-profile smoke --ckpt-profile crsh", "unknown profile 'crsh'; did you mean crash?"),
         ("--ckpt-only CKC-CORR-01", "unknown invariant 'CKC-CORR-01'; did you mean CKC-CORR-0"),
+        ("--ckpt-order A0", "'A0' is no order of turns: 'A0' should be the letter of a task"),
         ("--ckpt-catalogue 99", "catalogue 99 does not exist; versions 1 to"),
     ],
 )
