@@ -38,7 +38,17 @@ def ended(*results: AnyResult, saved: int | None = None) -> ProcessResult:
 def both(found: Tree, left: Tree, *, saved: int | None, has_waited: bool = False) -> suite.AtOnce:
     point: Any = SimpleNamespace(name="before a write")
     first, second = ended(saved=suite.NEWEST), ended(saved=saved)
-    return suite.AtOnce(point, first, second, 5, MINE, found, left, has_waited, Path("/after"))
+    return suite.AtOnce(
+        point=point,
+        first=first,
+        second=second,
+        step=5,
+        state=MINE,
+        found=found,
+        left=left,
+        has_waited=has_waited,
+        after=Path("/after"),
+    )
 
 
 def test_a_save_that_changed_nothing_is_passed_over_where_it_returned() -> None:
