@@ -173,13 +173,13 @@ class Files:
         if number not in self.contents:  # a link
             return [Change(target, Held(number, None)), Change(path, None, (first,))]
         if self.mount.late and (number in self.dirty or number in self.loose):
-            held = [Held(number, content) for content in self.loose.get(number, [])]
-            puts = [Change(target, one, perhaps=True) for one in held]
+            versions = [Held(number, content) for content in self.loose.get(number, [])]
+            puts = [Change(target, version, perhaps=True) for version in versions]
             return [*puts, Change(path, None, perhaps=True)]
         if self.mount.waits and number in self.dirty:
             return []
         self.place[number] = target
-        put, held = [], self._held(number)
+        put, held = list[Change](), self._held(number)
         if self.dirty.pop(number, None) is not None:
             put = [Change(path, held)]
         copied = first + len(put)

@@ -119,7 +119,8 @@ class Stored(object_store.ObjectStoreModel):
 
 
 _MOUNTED = tuple(Mounted(name, programs) for name, programs in PROGRAMS.items())
-MODELS: dict[str, Model] = {model.name: model for model in (*_ALL, *_MOUNTED, Stored())}
+_EVERY: tuple[Model, ...] = (*_ALL, *_MOUNTED, Stored())
+MODELS: dict[str, Model] = {model.name: model for model in _EVERY}
 
 
 def refused(name: str, recording: Recording) -> list[mounts.Refused]:
