@@ -180,6 +180,10 @@ def explore(  # noqa: PLR0913  one parameter for each option
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else OF_A_DISK))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
+    if set(models) & set(OF_MOUNTS):
+        of_disk: dict[str, object] = {"--real": real, "--cache": cache, "--on": on}
+        of_disk |= {"--record": record, "--recording": recording}
+        _require_mounts_alone(models, [name for name, value in of_disk.items() if value])
     _check_parts(results, cache, on, ranks, real or ())
     recordings.check(
         *(record, recording), keep=keep, results=results, real=real, ranks=ranks, on=on, cache=cache
@@ -196,10 +200,6 @@ def explore(  # noqa: PLR0913  one parameter for each option
         chosen = [MIRRORED]
     asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
     limits = _limits(jobs, every=is_full)
-    if set(models) & set(OF_MOUNTS):
-        alone = {"--real": real, "--cache": cache, "--on": on}
-        alone |= {"--record": record, "--recording": recording}
-        _require_mounts_alone(models, [name for name, value in alone.items() if value])
     order = Order(what, script, with_command, asked, limits, ranks, out, keep, signals)
     raise typer.Exit(_record(order, record) if record else _explore(order, work, recording))
 
