@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MODEL = mounts.NAME
 SLOW = settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     database=None,
     derandomize=True,

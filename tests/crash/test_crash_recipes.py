@@ -78,6 +78,7 @@ def test_a_recipe_ends_as_it_is_known_to(
 MOUNTED = ("kill", "ext4", "xfs", "btrfs", "fuse-object:s3fs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mounted"), [("reference", set()), ("reference-dcp", LOST_STEP)])
 def test_a_folder_that_is_renamed_in_a_bucket_loses_a_step(
     name: str, mounted: set[str], subjects: Callable[[str], Subject]
