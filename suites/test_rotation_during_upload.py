@@ -229,33 +229,6 @@ def test_a_failed_upload_keeps_the_local_copy(subject: Subject) -> None:
         _require_deleted_are_mirrored(subject)
 
 
-@check("CKC-MIRR-002")
-def test_an_upload_that_keeps_failing_beside_others_keeps_its_step(subject: Subject) -> None:
-    """A step whose upload fails, again and again, is not deleted while others arrive.
-
-    Why: a queue was taken for done up to the newest upload that had arrived; the one before it that
-    kept failing was deleted here, and the bucket never had it (D04, D07).
-    How: fail each file that carries the number of step 2, and no other one; save five more steps
-    with two to keep, and close after each second one. Step 2 is here, or it loads from the mirror.
-    """
-    trees.clear(subject.root)
-    trees.clear(mirror_of(subject))
-    failing = Gate(state="fail", only=2)
-    saves = (save(2), save(4), TELLING, save(6), save(8), TELLING, save(10), save(12))
-    result = prompt(subject, failing, *saves, Steps(), OPEN, TELLING)
-    left = steps_left(subject, result)
-    if not result.all_of(GateResult)[-1].failed:
-        raise NotApplicable("no upload of step 2 announces a name that carries its number")
-    message = (
-        "rotation deletes step 2, and the mirror lacks it: its upload keeps failing, and those of "
-        "later steps arrive"
-    )
-    if "explicit_step" in subject.info.capabilities:
-        _require_somewhere(subject, 2, left, message)
-    else:
-        expect(left, {2}, message)
-
-
 @dataclass(frozen=True)
 class AfterAFailure:
     """Saves of which the first one's upload failed: what is left, what came to the mirror.

@@ -546,8 +546,7 @@ class Child:
         if op.state == "await":
             result["done"] = self.gate.wait_for_upload(op.count)
         else:
-            result["failed"], result["done"] = self.gate.failed, True
-            result["came"] = self.gate.set(op.state, op.after, op.only)
+            result["came"], result["done"] = self.gate.set(op.state, op.after), True
 
     def op_call(self, op: messages.Call, result: Draft) -> None:
         """Call a capability's method."""

@@ -6,8 +6,6 @@ import errno
 import threading
 from dataclasses import dataclass
 
-from ckpt_conformance.contract import trees
-
 PATIENCE = 30.0  # seconds that a shut gate holds: a save that waits for it meets its deadline
 AWAITED = 5.0  # seconds that the harness waits for uploads: where none comes it lives to say so
 
@@ -33,19 +31,15 @@ class Gate:
         self._free = 0
         self._arrived = 0
         self._came = 0
-        self.failed = 0  # files, since it was set before
-        self._only: int | None = None
         self._waiting: list[Waiting] = []
 
-    def set(self, state: str, after: int = 0, only: int | None = None) -> int:
+    def set(self, state: str, after: int = 0) -> int:
         """Set the state and wake whoever waits; the next `after` files still pass.
 
-        With `only` it is open for each file whose name does not carry that step. Returns how many
-        files have come to the gate since it was set before.
+        Returns how many files have come to the gate since it was set before.
         """
         with self._condition:
-            came, self._came, self.failed = self._came, 0, 0
-            self._only = only
+            came, self._came = self._came, 0
             self.state, self._free, self._arrived = state, after, 0
             if state != "shut":
                 self._release(state)
@@ -55,21 +49,14 @@ class Gate:
         """Wait while the gate is shut; raise OSError(EIO) while it fails."""
         with self._condition:
             self._came += 1
-            if not self._is_meant(name):
-                return
             if self._free:
                 self._free -= 1
                 return
             self._arrived += 1
             self._condition.notify_all()
             state = self._wait() if self.state == "shut" else self.state
-            self.failed += state == "fail"
         if state == "fail":
             raise OSError(errno.EIO, "injected upload failure", name)
-
-    def _is_meant(self, name: str) -> bool:
-        """Return whether the state is one for a file of this name."""
-        return self._only is None or trees.carries(name, self._only)
 
     @property
     def standing(self) -> int:

@@ -255,15 +255,11 @@ class CopyOut(Op, frozen=True, tag="copy_out", kw_only=True):
 
 
 class Gate(Op, frozen=True, tag="gate", kw_only=True):
-    """Set the upload gate (open, shut, fail) after some files; or `await` `count` uploads.
-
-    With `only` it is shut or fails for files alone whose names carry that step.
-    """
+    """Set the upload gate (open, shut, fail) after some files; or `await` `count` uploads."""
 
     state: str
     after: int = 0
     count: int = 1
-    only: int | None = None
 
 
 class Call(Op, frozen=True, tag="call", kw_only=True):
@@ -501,14 +497,10 @@ class CopyOutResult(Result, frozen=True, tag="copy_out"):
 
 
 class GateResult(Result, frozen=True, tag="gate"):
-    """Whether the gate was set, or so many uploads came; `came`: files since it was set before.
-
-    `failed`: how many of these it failed.
-    """
+    """Whether the gate was set, or so many uploads came; `came`: files since it was set before."""
 
     done: bool = False
     came: int = 0
-    failed: int = 0
 
 
 class CallResult(Result, frozen=True, tag="call"):
