@@ -104,6 +104,7 @@ class TrialResult(Message, frozen=True, omit_defaults=True):
     fault: CallFault
     begins: bool = False
     exit_kind: ExitKind = ExitKind.ENDED
+    code: int = 0  # of a process that died: its exit status, or minus the signal
     error: messages.Error | None = None
     calls: int = 0
     fired: int = 0
@@ -388,7 +389,7 @@ class Advancer:
             if isinstance(message, TrialResult):
                 result = message
             else:
-                result = structs.replace(result, exit_kind=message.exit_kind)
+                result = structs.replace(result, exit_kind=message.exit_kind, code=message.code)
         if result.exit_kind is ExitKind.ENDED:
             return result
         return structs.replace(result, left=self.left())  # by a process that its error ended

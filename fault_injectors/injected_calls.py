@@ -8,6 +8,7 @@ its own.
 from __future__ import annotations
 
 import itertools
+import signal
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,6 +47,7 @@ from ckpt_conformance.fault_injectors.counting import ATTEMPTS
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import Error, ExitKind, Probe, SeenCall
+from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.subject import oracle, roles
 from ckpt_conformance.subject.batched_recovery import Case, recover_in_batch
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, Slot
@@ -140,6 +142,14 @@ class Trial:
     def died(self) -> bool:
         """Whether the process ended, or hung, instead of raising."""
         return self.observed.exit_kind is not ExitKind.ENDED
+
+    @property
+    def death(self) -> str:
+        """How the process ended that did not live to raise."""
+        code = self.observed.code
+        if self.observed.exit_kind is ExitKind.HANG or code in {0, lifecycle.FAILED}:
+            return str(self.observed.exit_kind)
+        return f"exit status {code}" if code > 0 else signal.strsignal(-code) or f"signal {-code}"
 
     @property
     def name(self) -> str:
@@ -344,7 +354,8 @@ def read(out: Path, result: ProcessResult) -> list[TrialResult]:
     results = [messages.decode(line, TrialResult) for line in lines]
     ended = [trial for trial in results if not trial.begins]
     if results and results[-1].begins:
-        ended.append(structs.replace(results[-1], begins=False, exit_kind=result.exit_kind))
+        how = {"exit_kind": result.exit_kind, "code": result.code or 0}
+        ended.append(structs.replace(results[-1], begins=False, **how))
     return ended
 
 

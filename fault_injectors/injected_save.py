@@ -157,13 +157,17 @@ def crosses(subject: Subject, kind: SaveKind) -> bool:
 
 
 def crash_state(subject: Subject, kind: SaveKind, point: Point) -> Path:
-    """Return the directory that a kill at a point leaves, from what the counting pass kept.
+    """Return the directory that a kill at a point leaves, from what the counting pass kept."""
+    return left_at(point, _kept(subject, kind, Where.CALLS))
+
+
+def left_at(point: Point, keep: Path) -> Path:
+    """Return the directory that a kill at a point leaves, from the folder of a counting pass.
 
     Up to a prefix: the tree after the call, with its file cut where the writer was stopped; at a
     system call, the tree before it with so many of its bytes.
     """
     is_call = point.fault == points.SYSTEM_CALL
-    keep = _kept(subject, kind, Where.CALLS)
     if point.moment != "prefix":
         return kept_trees.kept(keep, point.disk[point.moment == "after"])
     before, after = (kept_trees.kept(keep, tree) for tree in point.disk)

@@ -23,7 +23,7 @@ from ckpt_conformance.trace import faults
 from ckpt_conformance.trace.faults import FaultReport
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from ckpt_conformance.contract.journal import ChildJournal
@@ -40,6 +40,11 @@ def count(*, reading: bool = False) -> Fault:
     With `reading` the calls that change nothing count as well.
     """
     return _fault(error="kill", reading=reading)
+
+
+def that_may_fail(calls: Iterable[SeenCall]) -> list[SeenCall]:
+    """Return the calls of a log that EIO may hit, in the order that such a fault counts them in."""
+    return faults.Fault(error="EIO").among(calls)
 
 
 def kill(at: int, moment: str = "before") -> Fault:

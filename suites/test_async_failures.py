@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import counting, system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
@@ -25,7 +26,7 @@ from ckpt_conformance.harness.messages import (
     Train,
     calls_of,
 )
-from ckpt_conformance.harness.strata import OPENING
+from ckpt_conformance.harness.strata import NAMING, OPENING
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.background_saves import (
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import AnyOp, EndedSave, Error, Fault, Leaves, SeenCall
     from ckpt_conformance.subject.subject import Subject
+
+NAMED = 2  # calls that give a name, the last ones, at which a save in the background is held
 
 
 @check("CKC-ASYN-005")
@@ -109,8 +112,10 @@ def test_a_handle_says_what_is(subject: Subject) -> None:
     or to one question alone, is lost on who asks another (D04).
     How: ask done() of a save whose threads stand; if it says yes, step 4 must load from what is
     there. Wait for it in a hurry: if wait() returns, step 4 must be there, and done() say so. Ask
-    done() while the first system call of the background waits, and while the last one does. Then
-    fail a save on a full disk, and ask its handle by exception() and twice by wait().
+    done() while the first system call of the background waits, the last one, each of the last that
+    name a file, and one behind all that were seen until the handle answered; wait, and look at what
+    is there when wait() returns. Then fail a save on a full disk, and ask its handle by exception()
+    and twice by wait().
     """
     begun_by(subject)
     legal = subject.legal(subject.golden())
@@ -127,8 +132,10 @@ def test_a_handle_says_what_is(subject: Subject) -> None:
         if not one.error:
             _require_there(subject, after, legal, "wait() has returned, and the save is not there")
     calls = calls_behind(subject)
-    for at in sorted({1, len(calls)} if calls else ()):
-        _require_not_done_early(subject, at, during, legal)
+    naming = [at for at, call in enumerate(calls, 1) if call.what in NAMING]
+    # A call behind the last that was seen until the handle answered: there should be none.
+    for at in sorted({1, *naming[-NAMED:], len(calls), len(calls) + 1} if calls else ()):
+        _require_not_done_early(subject, at, legal)
     if not calls and begun_by(subject).goes_on:
         require_held(subject, saving)
     subject.reset()
@@ -136,24 +143,33 @@ def test_a_handle_says_what_is(subject: Subject) -> None:
     _require_told(subject, subject.execute(*up_to_newest(), *failing), legal)
 
 
-def _require_not_done_early(
-    subject: Subject, at: int, during: Path, legal: Mapping[int, Leaves]
-) -> None:
-    """Raise Violation if a handle is done while calls of its save wait that it needs."""
+def _require_not_done_early(subject: Subject, at: int, legal: Mapping[int, Leaves]) -> None:
+    """Raise Violation if a handle is done while calls of its save wait that it needs.
+
+    Nor may wait() return. Who really waits is seen to, and then the calls go on.
+    """
+    during, after = subject.scratch / "during", subject.scratch / "after"
 
     def wait_from(number: int) -> ProcessResult:
         subject.reset()
-        late = BeginSave(faults=(system_call.late(number),))
-        held = (late, CopyOut(tree=str(during)), EndSaves())
-        return subject.execute(*up_to_newest(), *held, Close())
+        held = (BeginSave(faults=(system_call.late(number),)), CopyOut(tree=str(during)))
+        waiting = (EndSaves(hurries=True), CopyOut(tree=str(after)), EndSaves())
+        return subject.execute(*up_to_newest(), *held, *waiting, Close())
 
-    saving = counting.aimed(wait_from, at, goes_on=True)
+    is_beyond = at > len(calls_behind(subject))
+    saving = wait_from(at) if is_beyond else counting.aimed(wait_from, at, goes_on=True)
     require_good_control(subject, saving)
     if not saving.has_fired:
+        if is_beyond:
+            return
         raise Unknown(f"call {at} of the background was counted, and is not made again")
     if not saving.of(BeginSaveResult).goes_on:
         message = "a save is done, says its handle, while it still writes, and is not there"
         _require_there(subject, during, legal, message)
+    is_as_in_the_end = fingerprint(after) == fingerprint(subject.root)
+    if not is_as_in_the_end and not saving.of(EndSavesResult, 0).saves[0].error:
+        message = "wait() has returned while the save still writes, and it is not there"
+        _require_there(subject, after, legal, message)
 
 
 def _require_there(subject: Subject, tree: Path, legal: Mapping[int, Leaves], message: str) -> None:

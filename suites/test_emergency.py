@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, journal, kept_trees, trees
 from ckpt_conformance.contract.verdicts import (
+    NotApplicable,
     Outcome,
     Unknown,
     Violation,
@@ -18,11 +19,14 @@ from ckpt_conformance.contract.verdicts import (
 from ckpt_conformance.fault_injectors import at_rest, payload, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import require_calls
 from ckpt_conformance.harness.messages import (
+    BeginSave,
+    BeginSaveResult,
     Call,
     Close,
     CopyOut,
     EmergencySave,
     EmergencySaveResult,
+    EndSaves,
     Preempt,
     PreemptResult,
     Run,
@@ -38,6 +42,7 @@ from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, Slot
 from ckpt_conformance.subject.undisturbed import unless_saves_alone_do_it
+from ckpt_conformance.suites.background_saves import begun_by
 from ckpt_conformance.suites.controls import test_smoke as smoke
 from ckpt_conformance.suites.kills import kills
 from ckpt_conformance.suites.rank_saves import TWO
@@ -482,6 +487,36 @@ def test_a_dump_is_the_state_bit_for_bit(subject: Subject) -> None:
         evidence = subject.evidence(resumed, legal[DUMPED])
         with unless_saves_alone_do_it(subject):
             raise Violation("a dump gives another state than a regular save", evidence=evidence)
+
+
+@check("CKC-EMRG-006")
+def test_a_dump_beside_a_save_in_the_background_is_the_state_bit_for_bit(subject: Subject) -> None:
+    """A dump that is made while a save goes on has the state of its own step, bit for bit.
+
+    Why: what the other save had copied was taken for the dump, in part or as a whole, and the steps
+    since then were lost or mixed into it (P04).
+    How: save step 2, begin to save step 3 in the background, where its threads or its calls wait;
+    train, dump step 4, let the save go on and wait for it. A new process must get what it gets of a
+    regular step 4.
+    """
+    subject.need(Capability.ASYNC)
+    controls.require(test_a_newer_dump_is_resumed, subject)
+    legal = subject.legal(subject.golden(), DUMPED)
+    late = begun_by(subject).late
+    subject.reset()
+    begun = (Train(n=1), BeginSave(faults=(late,)), Train(n=1))
+    first = Run(until=REGULAR, save_at=(REGULAR,))
+    result = subject.execute(first, *begun, EmergencySave(), EndSaves())
+    if not result.went_well:
+        raise dump_fails(subject, result)
+    if not result.of(BeginSaveResult).goes_on:
+        raise NotApplicable("save_async had ended when it returned: no dump is made beside it")
+    resumed = subject.resume()
+    if outcome_of(subject, resumed, legal, DUMPED) is not Outcome.NEW:
+        evidence = subject.evidence(resumed, legal[DUMPED])
+        message = "a dump beside a save in the background gives another state than a regular save"
+        with unless_saves_alone_do_it(subject):
+            raise Violation(message, evidence=evidence)
 
 
 # ---- after it was made ---------------------------------------------------------------------------

@@ -229,6 +229,34 @@ def test_a_failed_upload_keeps_the_local_copy(subject: Subject) -> None:
         _require_deleted_are_mirrored(subject)
 
 
+@check("CKC-MIRR-002")
+def test_an_upload_that_keeps_failing_beside_others_keeps_its_step(subject: Subject) -> None:
+    """A step whose upload fails, again and again, is not deleted while others arrive.
+
+    Why: a queue was taken for done up to the newest upload that had arrived; the one before it that
+    kept failing was deleted here, and the bucket never had it (D04, D07).
+    How: fail each file that carries the number of step 2, and no other one; save two more steps,
+    and once the second one's upload begins two more, with two to keep. Step 2 is here, or it loads
+    from the mirror.
+    """
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    failing, others_arrive = Gate(state="fail", only=2), Gate(state="await", only=6)
+    ops = (failing, save(2), AWAIT, save(4, 6), others_arrive, save(8, 10), Steps(), OPEN)
+    result = prompt(subject, *ops, TELLING)
+    if (gates := result.all_of(GateResult)[3:]) and not gates[0].failed:
+        raise NotApplicable("no upload of step 2 announces a name that carries its number")
+    left = steps_left(subject, result)
+    message = (
+        "rotation deletes step 2, and the mirror lacks it: its upload keeps failing, and those of "
+        "later steps arrive"
+    )
+    if "explicit_step" in subject.info.capabilities:
+        _require_somewhere(subject, 2, left, message)
+    else:
+        expect(left, {2}, message)
+
+
 @dataclass(frozen=True)
 class AfterAFailure:
     """Saves of which the first one's upload failed: what is left, what came to the mirror.

@@ -33,9 +33,9 @@ def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Su
     wrote over the old ones (B08). What removes damaged steps removed one that could be read again.
     How: EIO, and interrupted calls, at the N-th open, read or listing of a load, once and from
     there on; look at what the job got. What is raised are not the words of a load where nothing
-    was ever saved, on which a script begins anew. Where an error that ended was met, and the load
-    changed the directory, load once more without it, and list the steps: the directory serves what
-    it did.
+    was ever saved, on which a script begins anew; a load that ends the process raises nothing.
+    Where an error that ended was met, and the load changed the directory, load once more without
+    it, and list the steps: the directory serves what it did.
     """
     states = subject.legal(subject.golden())
     held = sorted(subject.holds)
@@ -45,7 +45,7 @@ def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Su
 
     def is_wrong(_: str, trial: Trial) -> str:
         if trial.died:
-            return f"the process does not survive {trial.name}"
+            return f"a load dies ({trial.death}) instead of raising, of {trial.name}"
         if cost := what_it_cost(subject, trial):
             return cost
         step, state = trial.observed.step, trial.observed.state

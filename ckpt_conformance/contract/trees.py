@@ -158,6 +158,32 @@ def files(root: Path) -> list[Path]:
     return sorted(path for path in paths if path.is_file() and not path.is_symlink())
 
 
+UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+DIGEST = r"(?<![0-9a-zA-Z])(?=[0-9]*[a-f])[0-9a-f]{8,}(?![0-9a-zA-Z])"
+
+
+@lru_cache(maxsize=1 << 10)
+def _number(step: int) -> re.Pattern[str]:
+    """Match a digest or a uuid whole, or else the number of a step, as the group `step`."""
+    return re.compile(rf"{UUID}|{DIGEST}|(?P<step>(?<!\d)0*{step}(?!\d))")
+
+
+def carries(name: str, step: int) -> bool:
+    """Return whether a name carries a step's number; digits of a digest or a uuid are none."""
+    return any(found["step"] for found in _number(step).finditer(name))
+
+
+def renumbered(name: str, step: int, other: int | str) -> str:
+    """Return the name of another step; digits keep their padding, digests stay as they are."""
+
+    def replace(found: re.Match[str]) -> str:
+        if not found["step"]:
+            return found[0]
+        return str(other).zfill(len(found[0])) if isinstance(other, int) else other
+
+    return _number(step).sub(replace, name)
+
+
 @lru_cache(maxsize=1 << 16)
 def pattern(path: str) -> str:
     """Return a name without its numbers and unique parts, so that files of one kind are alike."""

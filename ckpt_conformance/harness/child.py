@@ -544,9 +544,10 @@ class Child:
     def op_gate(self, op: messages.Gate, result: Draft) -> None:
         """Set the upload gate after some files, or wait for files to arrive."""
         if op.state == "await":
-            result["done"] = self.gate.wait_for_upload(op.count)
+            result["done"] = self.gate.wait_for_upload(op.count, op.only)
         else:
-            result["came"], result["done"] = self.gate.set(op.state, op.after), True
+            result["failed"], result["done"] = self.gate.failed, True
+            result["came"] = self.gate.set(op.state, op.after, op.only)
 
     def op_call(self, op: messages.Call, result: Draft) -> None:
         """Call a capability's method."""

@@ -255,11 +255,15 @@ class CopyOut(Op, frozen=True, tag="copy_out", kw_only=True):
 
 
 class Gate(Op, frozen=True, tag="gate", kw_only=True):
-    """Set the upload gate (open, shut, fail) after some files; or `await` `count` uploads."""
+    """Set the upload gate (open, shut, fail) after some files; or `await` `count` uploads.
+
+    With `only` it is shut, fails or waits for files alone whose names carry that step.
+    """
 
     state: str
     after: int = 0
     count: int = 1
+    only: int | None = None
 
 
 class Call(Op, frozen=True, tag="call", kw_only=True):
@@ -497,10 +501,14 @@ class CopyOutResult(Result, frozen=True, tag="copy_out"):
 
 
 class GateResult(Result, frozen=True, tag="gate"):
-    """Whether the gate was set, or so many uploads came; `came`: files since it was set before."""
+    """Whether the gate was set, or so many uploads came; `came`: files since it was set before.
+
+    `failed`: how many of these it failed.
+    """
 
     done: bool = False
     came: int = 0
+    failed: int = 0
 
 
 class CallResult(Result, frozen=True, tag="call"):

@@ -486,6 +486,56 @@ class DoneOnceItRuns(CheckpointManager):
         return Running(step, begun)
 
 
+class Written(SaveHandle):
+    """Answers once the bytes of a save are written; its names come later."""
+
+    def __init__(self, step: int, future: Future[Path], written: threading.Event) -> None:
+        """Watch a save, and its bytes."""
+        super().__init__(step, future)
+        self.written = written
+
+    def done(self) -> bool:
+        """Whether the bytes are there, or it has failed."""
+        return self.written.is_set() or super().done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Block until the bytes are there; return what made it fail until then."""
+        while not self.written.wait(0.01) and not super().done():
+            pass
+        return super().exception(timeout) if super().done() else None
+
+    def wait(self, timeout: float | None = None) -> Path:
+        """Block until the bytes are there; raise what `exception` gives."""
+        if error := self.exception(timeout):
+            raise error
+        return Path()
+
+
+@mutant(
+    "A04-wait",
+    url="NVIDIA/nvidia-resiliency-ext#359",
+    change="the handle of a save in the background answers once its bytes are written, not named",
+    violates={"CKC-ASYN-007"},
+)
+class AnswersBeforeTheRename(CheckpointManager):
+    """Leaves the renames to a thread that nobody waits for."""
+
+    written = threading.Event()
+
+    def save_async(self, step: int, **parts: Any) -> SaveHandle:  # noqa: ANN401
+        """Begin; what is returned answers early."""
+        self.background.make_room()  # there is one event
+        self.written = threading.Event()
+        handle = super().save_async(step, **parts)
+        begun: Future[Path] = vars(handle)["_future"]
+        return Written(step, begun, self.written)
+
+    def publish(self, staged: Path) -> CheckpointReference:
+        """Say that all is written, then give it its names."""
+        self.written.set()
+        return super().publish(staged)
+
+
 class Once(SaveHandle):
     """Tells an error to the first who asks."""
 

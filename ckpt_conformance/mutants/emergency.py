@@ -223,6 +223,56 @@ class OldGenerators(CheckpointManager):
         return super().dump(replace(state, documents={**state.documents, "extra": extra}))
 
 
+class KnowsWhatIsUnderWay(CheckpointManager):
+    """Knows what a save in the background has captured, for as long as that goes on."""
+
+    under_way: Snapshot | None = None
+
+    def capture(self, step: int, *, copies: bool = False, **parts: Any) -> Snapshot:  # noqa: ANN401
+        """Note what is captured for the background."""
+        state = super().capture(step, copies=copies, **parts)
+        self.under_way = state if copies else self.under_way
+        return state
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save; then nothing is under way."""
+        try:
+            return super().save_snapshot(state)
+        finally:
+            self.under_way = None
+
+
+@mutant(
+    "P04-background",
+    url="NVIDIA-NeMo/Speech#6734",
+    change="a dump beside a save in the background has the optimizer that this one has copied",
+    violates={"CKC-EMRG-006"},
+)
+class SharesTheCopy(KnowsWhatIsUnderWay):
+    """Spares itself what somebody has copied already, of an earlier step."""
+
+    def dump(self, state: Snapshot) -> Path:
+        """With what is there."""
+        if self.under_way is None:
+            return super().dump(state)
+        copied = self.under_way.documents["optim"]
+        return super().dump(replace(state, documents={**state.documents, "optim": copied}))
+
+
+@mutant(
+    "P04-late",
+    url="NVIDIA-NeMo/Speech#6734",
+    change="a dump that comes while a save goes on in the background takes that for the dump",
+    violates={"CKC-EMRG-006"},
+)
+class ComesTooLate(KnowsWhatIsUnderWay):
+    """Loses the steps since that save began."""
+
+    def dump(self, state: Snapshot) -> Path:
+        """Only where nothing else is saved."""
+        return super().dump(state) if self.under_way is None else self.root
+
+
 # -- after it was made -----------------------------------------------------------------------------
 
 

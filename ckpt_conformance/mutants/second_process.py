@@ -8,7 +8,8 @@ import logging
 import os
 import time
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import (
@@ -17,14 +18,16 @@ from ckpt_conformance.reference_impl import (
     CheckpointReference,
     LoadResult,
     SaveRefused,
+    durable,
     resolve,
 )
+from ckpt_conformance.reference_impl.manifest import FileEntry
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
+    from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 
@@ -321,3 +324,61 @@ class SavesAtOnce(CheckpointManager):
     def alone(self) -> AbstractContextManager[None]:
         """Hold off nobody."""
         return nullcontext()
+
+
+@mutant(
+    "B07-asking",
+    url="huggingface/transformers#35782",
+    change="a save asks /proc/locks whether anybody has locked the directory, and then returns",
+    violates={"CKC-SIDE-013", "CKC-SIDE-015"},
+)
+class AsksWhoHoldsTheLock(SkippedWhileLoading):
+    """Never tries the lock, so it waits for nobody; a reader is enough to lose a step."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save where no lock is listed."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        inode = self.root.stat().st_ino
+        with Path("/proc/locks").open(encoding="ascii") as file:
+            is_held = any(f":{inode} " in line for line in file)
+        if is_held:
+            logger.warning("%s is in use: step %d is not saved", self.root, state.step)
+            return CheckpointReference(self.root, state.step, "model")
+        with locked(self.root, fcntl.LOCK_EX):
+            return CheckpointManager.save_snapshot(self, state)
+
+
+@mutant(
+    "A12-pid-leftover",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="temporary names of data are made of the process id; what is there is taken for written",
+    violates={"CKC-SIDE-018"},
+)
+class TakesOverItsOwn(CheckpointManager):
+    """Has a file of a dead save in the next one, where a container gives both one number."""
+
+    NUMBERS: ClassVar[dict[str, int]] = {}  # of the saves of a process, by their ids
+    PART = ".part"
+
+    def staged(self, name: str, save_id: str) -> Path:
+        """Name new data by the process, the number of its save, and the sort of file."""
+        if not name.endswith(".pt") or (self.root / name).exists():
+            return super().staged(name, save_id)
+        number = self.NUMBERS.setdefault(save_id, len(self.NUMBERS))
+        sort = name.partition("_")[0]
+        return self.root / f"{sort}-{os.getpid()}-{number}{self.PART}"
+
+    def write_file(self, path: Path, tree: Tree) -> FileEntry:
+        """Write what is not there yet."""
+        if path.suffix == self.PART and path.exists():
+            data = path.read_bytes()
+            return FileEntry(len(data), durable.digest_bytes(data))
+        return super().write_file(path, tree)
+
+    def reclaim(self) -> None:
+        """Remove what dead processes left, and what earlier saves of this one did."""
+        super().reclaim()
+        for path in self.root.glob(f"*{self.PART}"):
+            _, process, number = path.stem.split("-")
+            if process != str(os.getpid()) or int(number) < len(self.NUMBERS):
+                path.unlink()

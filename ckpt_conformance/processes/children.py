@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The last word about a child: how it ended."""
+    """The last word about a child: how it ended.
+
+    `code` is its exit status where it died, or minus the signal that ended it.
+    """
 
     exit_kind: ExitKind
+    code: int = 0
 
 
 def to_line(message: object) -> bytes:
@@ -75,7 +79,9 @@ def run(work: Work[T], kind: type[T], deadline: float) -> Iterator[T | Ended]:
     lifecycle.kill_group(pid)  # and what it started: loader workers
     exited = lifecycle.reap(pid)
     if exit_kind is None:
-        exit_kind = ExitKind.KILLED if exited.is_killed else ExitKind.CRASHED
+        kind_of_death = ExitKind.KILLED if exited.is_killed else ExitKind.CRASHED
+        yield Ended(kind_of_death, exited.code)
+        return
     yield Ended(exit_kind)
 
 

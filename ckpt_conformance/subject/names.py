@@ -7,11 +7,11 @@ of its step shows it; another step's name is the same name with another number.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable
 
 if TYPE_CHECKING:
@@ -35,16 +35,8 @@ class StepName:
 
     def of(self, other: int | str) -> str:
         """Return the path that another step would have; digits keep their padding."""
-
-        def replace(match: re.Match[str]) -> str:
-            return str(other).zfill(len(match[0])) if isinstance(other, int) else other
-
         folder, name = os.path.split(self.path)
-        return os.path.join(folder, _number(self.step).sub(replace, name))  # noqa: PTH118  relative
-
-
-def _number(step: int) -> re.Pattern[str]:
-    return re.compile(rf"(?<!\d)0*{step}(?!\d)")
+        return os.path.join(folder, trees.renumbered(name, self.step, other))  # noqa: PTH118  relative
 
 
 def of_step(golden: Golden, step: int) -> list[StepName]:
@@ -61,7 +53,7 @@ def created(root: Path, before: Path | None, step: int, folder: str = "") -> lis
         path = os.path.join(folder, name)  # noqa: PTH118  relative
         is_folder = (root / path).is_dir() and not (root / path).is_symlink()
         is_new = before is None or not os.path.lexists(before / path)
-        if is_new and _number(step).search(name):
+        if is_new and trees.carries(name, step):
             outermost.append(StepName(path, step, is_folder))
         elif is_folder:
             outermost += created(root, before, step, path)

@@ -3,9 +3,10 @@
 Each function prepares: it finds out what the call is about and returns an Action, or None for one
 that is not about the directory.
 
-A file that was made elsewhere on the same disk is followed from its creation, as one that has no
-name yet; a rename or a link gives it one. Of anything else that comes from outside the content is
-not known: it is named, and the verdict is UNKNOWN.
+A file or a directory that was made elsewhere on the same disk is followed from its creation, as one
+that has no name yet, and so is what is made in such a directory; a rename or a link gives it one.
+Of anything else that comes from outside the content is not known: it is named, and the verdict is
+UNKNOWN.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ from ckpt_conformance.trace.request import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckpt_conformance.trace.tracked import Tree
+
 _TMPFILE = os.O_TMPFILE & ~os.O_DIRECTORY if hasattr(os, "O_TMPFILE") else 0
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 ITSELF = "the directory itself was removed or renamed"
 NOREPLACE, EXCHANGE = 1, 2  # flags of renameat2
 MOVED_IN = "it was moved or linked in from outside of the directory, with content that was not seen"
 FOLDER_MOVED_IN = (
-    "a directory that was made elsewhere was moved in, and what is in it was not seen; make it in "
-    "the manager's directory, or beside the files that it replaces, and rename it there"
+    "a directory was moved in that was made before the recording, or on another disk, and what is "
+    "in it was not seen; make it in the save, on the disk of the manager's directory"
 )
 MOVED_OUT = "a directory was moved out of the directory"
 
@@ -100,7 +103,7 @@ def _open_outside(request: Request, place: Place, flags: int, mode: int) -> Acti
         makes = flags & os.O_CREAT and request.follows
         if not makes or os.fstat(place.folder).st_dev != tree.device:
             return None
-        path = os.path.join(os.readlink(f"/proc/self/fd/{place.folder}"), place.plain)  # noqa: PTH115, PTH118
+        path = _absolute(place)
         return Action(
             "", lambda _: _do_open_outside(request, place, path, flags, mode), elsewhere=path
         )
@@ -108,6 +111,11 @@ def _open_outside(request: Request, place: Place, flags: int, mode: int) -> Acti
     if number in tree.outside and flags & os.O_TRUNC and info.st_size:
         tree.unclear[number] = "it was opened anew and emptied"
     return None
+
+
+def _absolute(place: Place) -> str:
+    """Return the absolute path of a name."""
+    return os.path.join(os.readlink(f"/proc/self/fd/{place.folder}"), place.plain)  # noqa: PTH115, PTH118
 
 
 def _do_open_outside(request: Request, place: Place, path: str, flags: int, mode: int) -> Result:
@@ -133,7 +141,7 @@ def _do_open(request: Request, place: Place, parent: int, flags: int, mode: int)
     path = tree.join(parent, place.plain)
     if number is None:
         if place.info is not None:
-            request.cannot(path, "it was made by a process that is not recorded")
+            request.cannot_in(parent, path, "it was made by a process that is not recorded")
         number = tree.add(info, parent, place.plain)
         request.make(
             Kind.CREATE, object=number, path=path, parent=parent, mode=stat.S_IMODE(info.st_mode)
@@ -191,13 +199,31 @@ def prepare_mkdir(request: Request) -> Action | None:
     """mkdir, mkdirat."""
     at = request.name == "mkdirat"
     place = request.place(request.number(0) if at else AT_FDCWD, request.string(at), follow=False)
-    mode = request.number(2 if at else 1)
+    mode = request.number(2 if at else 1) & 0o7777
+    if place.parent is None:
+        return _make_outside(request, place, mode)
     return _make(
-        request,
-        place,
-        Kind.MKDIR,
-        lambda: call_at("mkdirat", place.folder, place.name, mode & 0o7777),
+        request, place, Kind.MKDIR, lambda: call_at("mkdirat", place.folder, place.name, mode)
     )
+
+
+def _make_outside(request: Request, place: Place, mode: int) -> Action | None:
+    """Follow a directory that is made on the same disk: a rename may take it in."""
+    tree = request.tree
+    is_near = os.fstat(place.folder).st_dev == tree.device
+    if place.info is not None or not request.follows or not is_near:
+        return None
+    path = _absolute(place)
+
+    def perform(_: int | None) -> Result:
+        value = call_at("mkdirat", place.folder, place.name, mode)
+        if value >= 0:
+            info = os.stat(place.plain, dir_fd=place.folder, follow_symlinks=False)
+            number = tree.add_outside(info, path)
+            request.make(Kind.MKDIR, object=number, mode=stat.S_IMODE(info.st_mode))
+        return value
+
+    return Action("", perform, elsewhere=path)
 
 
 def prepare_mknod(request: Request) -> Action | None:
@@ -265,6 +291,7 @@ def prepare_unlink(request: Request) -> Action | None:
     def perform(_: int | None) -> Result:
         value = call_at("unlinkat", place.folder, place.name, flags)
         if value >= 0 and (number := request.tree.unname(parent, place.plain)):
+            request.tree.leave(place.info)
             kind = Kind.RMDIR if flags & AT_REMOVEDIR else Kind.UNLINK
             request.make(kind, object=number, path=path, parent=parent)
         return value
@@ -313,15 +340,14 @@ def _note_rename(request: Request, old: Place, new: Place, flags: int) -> None:
         _note_moved_in(request, new, flags)
         return
     path = tree.join(*_inside(old))
-    if new.parent is None:
-        tree.leave(new.info)
-        number = tree.unname(old.parent, old.plain)
-        request.make(Kind.UNLINK, object=number, path=path, parent=old.parent)
-        if flags or number in tree.children:
-            request.cannot(path, MOVED_OUT)
+    number = tree.at(old.parent, old.plain)
+    if new.parent is None or (new.parent in tree.outside and number not in tree.outside):
+        _note_moved_out(request, old, new, flags)
         return
-    target = tree.join(*_inside(new))
-    number, replaced = tree.at(old.parent, old.plain), tree.at(new.parent, new.plain)
+    target, replaced = tree.join(*_inside(new)), tree.at(new.parent, new.plain)
+    comes_in = old.parent in tree.outside and new.parent not in tree.outside
+    if comes_in and (not number or flags & EXCHANGE):
+        request.cannot(target, MOVED_IN)
     if flags & ~(NOREPLACE | EXCHANGE):
         request.cannot(path, f"renameat2 with flags {flags:#x}")
     if number == replaced and number:
@@ -333,9 +359,27 @@ def _note_rename(request: Request, old: Place, new: Place, flags: int) -> None:
         tree.name(number, new.parent, new.plain)
     if flags & EXCHANGE and replaced:
         tree.name(replaced, old.parent, old.plain)
+    if comes_in and number:
+        _require_seen(request, number, new)
     kind = Kind.EXCHANGE if flags & EXCHANGE else Kind.RENAME
     fields = {"path": path, "target": target, "parent": old.parent, "new_parent": new.parent}
     request.make(kind, object=number, replaced=replaced, **fields)
+
+
+def _note_moved_out(request: Request, old: Place, new: Place, flags: int) -> None:
+    """Note that a name below the root, or in a directory that is followed, went elsewhere."""
+    tree, parent = request.tree, old.parent or 0
+    path = tree.join(parent, old.plain)
+    tree.leave(new.info)
+    if new.parent is not None:  # a directory elsewhere, which may come in
+        tree.unname(new.parent, new.plain)
+        tree.unclear[new.parent] = MOVED_IN
+    number = tree.unname(parent, old.plain)
+    request.make(Kind.UNLINK, object=number, path=path, parent=parent)
+    if number in tree.outside:
+        tree.unclear[number] = MOVED_IN
+    elif flags or number in tree.children:
+        request.cannot(path, MOVED_OUT)
 
 
 def _note_moved_in(request: Request, new: Place, flags: int) -> None:
@@ -346,20 +390,40 @@ def _note_moved_in(request: Request, new: Place, flags: int) -> None:
     number, replaced = tree.find(info), tree.unname(parent, new.plain)
     if number is None or number not in tree.outside or flags & ~NOREPLACE:
         is_folder = stat.S_ISDIR(info.st_mode)
-        request.cannot(target, FOLDER_MOVED_IN if is_folder else MOVED_IN)
+        request.cannot_in(parent, target, FOLDER_MOVED_IN if is_folder else MOVED_IN)
         return
     _take_in(request, number, new)
     request.make(Kind.RENAME, object=number, replaced=replaced, target=target, new_parent=parent)
 
 
 def _take_in(request: Request, number: int, new: Place) -> None:
-    """Add a file from outside to the tree; it is unsupported if not all of its bytes were seen."""
+    """Give something from outside a name; it stays outside in a directory that is."""
     tree, parent = request.tree, new.parent or 0
-    tree.outside.discard(number)
     tree.name(number, parent, new.plain)
-    why = tree.unclear.pop(number, "")
-    if why:
-        request.cannot(tree.join(parent, new.plain), why)
+    if parent not in tree.outside:
+        _require_seen(request, number, new)
+
+
+def _require_seen(request: Request, number: int, new: Place) -> None:
+    """Have something come in; it is unsupported if not all that it holds was seen."""
+    tree = request.tree
+    path = tree.join(*_inside(new))
+    unclear = dict.fromkeys(tree.take_in(number))
+    for why in unclear:
+        request.cannot(path, why)
+    is_folder = number in tree.children
+    if is_folder and not unclear and _holds_unseen(tree, number, f"{tree.root}/{path}"):
+        request.cannot(path, FOLDER_MOVED_IN)
+
+
+def _holds_unseen(tree: Tree, number: int, path: str) -> bool:
+    """Return whether a directory, or one in it, holds a name that nobody was seen to make."""
+    known = tree.children[number]
+    for entry in os.scandir(path):
+        below = known.get(entry.name, 0)
+        if not below or (below in tree.children and _holds_unseen(tree, below, entry.path)):
+            return True
+    return False
 
 
 def prepare_link(request: Request) -> Action | None:
@@ -401,7 +465,7 @@ def _note_link(request: Request, number: int | None, new: Place) -> None:
     tree, parent = request.tree, new.parent or 0
     path = tree.join(parent, new.plain)
     if number is None:
-        request.cannot(path, MOVED_IN)
+        request.cannot_in(parent, path, MOVED_IN)
         return
     before = tree.path(number) if tree.names[number] else ""
     above = tree.parent(number)

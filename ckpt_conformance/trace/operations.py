@@ -324,7 +324,11 @@ def usable(operations: list[Operation], outside: Container[int]) -> list[Operati
 
 
 def without_outside(operations: list[Operation], outside: Container[int]) -> list[Operation]:
-    """Leave out what happened to files elsewhere that never came in; the clocks count the rest."""
+    """Leave out what happened to what is elsewhere and never came in; the clocks count the rest.
+
+    What came in from a directory that did not had no name there.
+    """
+    operations = [_unplaced(operation, outside) for operation in operations]
     is_kept = [operation.object not in outside for operation in operations]
     if all(is_kept):
         return operations
@@ -334,6 +338,21 @@ def without_outside(operations: list[Operation], outside: Container[int]) -> lis
         replace(operation, index=index, after=tuple(new_index[old] for old in operation.after))
         for index, operation in enumerate(kept)
     ]
+
+
+def _unplaced(operation: Operation, outside: Container[int]) -> Operation:
+    """Return an operation without names in directories elsewhere; one of these alone is left out.
+
+    To be left out it is that of such a directory.
+    """
+    parent, target = operation.parent, operation.new_parent
+    if target in outside:  # a rename there of what came in later, or a name more for it
+        return replace(operation, object=target)
+    if parent not in outside:
+        return operation
+    if operation.kind in {Kind.UNLINK, Kind.RMDIR}:
+        return replace(operation, object=parent)
+    return replace(operation, path="", parent=0)
 
 
 _USUAL = Operation(0, Kind.MARK)

@@ -170,6 +170,13 @@ class Request:
         """Note that what this call does can't be followed."""
         self.foreign.append((path, why))
 
+    def cannot_in(self, parent: int, path: str, why: str) -> None:
+        """Note the same of a name in a directory; in one elsewhere it matters if that comes in."""
+        if parent in self.tree.outside:
+            self.tree.unclear[parent] = why
+        else:
+            self.cannot(path, why)
+
     def cannot_object(self, number: int, why: str) -> None:
         """Note the same of one file; of one elsewhere it matters only if it is moved in."""
         if number in self.tree.outside:

@@ -155,6 +155,8 @@ class FaultSupervisor:
         is_left = request.name in WRITING and request.sink is None and self.fault.error != "kill"
         usual = LET_GO if is_left else "perform"
         elsewhere = action.elsewhere or request.tree.where_outside(action.object)
+        if action.path.startswith("/"):  # in a directory that was made elsewhere
+            elsewhere = elsewhere or action.path
         is_asked_for = self.fault.elsewhere or not elsewhere
         is_whole = action.half == 0
         is_counted = self.fault.counts(request.name, reads=reads, is_whole=is_whole)
@@ -183,7 +185,8 @@ class FaultSupervisor:
             is_folder=action.object in request.tree.children,
         )
         self.log.append(call)
-        self.objects.append(request.tree.next if action.elsewhere else action.object)
+        makes = bool(elsewhere) and not action.object
+        self.objects.append(request.tree.next if makes else action.object)
         return self.inject(request, action, call.path) if due else usual
 
     def _kept(self) -> dict[str, str]:

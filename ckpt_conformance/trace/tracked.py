@@ -24,7 +24,8 @@ class Tree:
         self.names: dict[int, list[tuple[int, str]]] = {ROOT: []}  # (parent, name), oldest first
         self.last: dict[int, str] = {ROOT: ""}  # the path that a nameless object had
         self.next = ROOT + 1
-        # Files that were made elsewhere on the same disk: they may be moved or linked in yet.
+        # What was made elsewhere on the same disk, a directory with all that is in it: it may be
+        # moved or linked in yet.
         self.outside: set[int] = set()
         self.elsewhere: dict[int, str] = {}  # where they were made: an absolute path; also later
         self.mapped: set[int] = set()  # files that may be stored into without a call, unfollowed
@@ -76,23 +77,44 @@ class Tree:
             self.children[number] = {}
         if name:
             self.name(number, parent, name)
+        if parent in self.outside:
+            self.outside.add(number)
+            self.elsewhere[number] = self.last[number]
         return number
 
     def add_outside(self, info: os.stat_result, path: str) -> int:
-        """Number a file that was made elsewhere, at an absolute path; it has no name here."""
+        """Number what was made elsewhere, at an absolute path; it has no name here.
+
+        What is made in such a directory has an absolute path until the directory comes in.
+        """
         number = self.add(info, 0, "")
         self.outside.add(number)
         self.elsewhere[number] = path
+        if number in self.children:
+            self.last[number] = path
         return number
 
+    def take_in(self, number: int) -> list[str]:
+        """Have what was made elsewhere come in, with all that is in it; say what is not known."""
+        self.outside.discard(number)
+        unclear = [self.unclear.pop(number)] if number in self.unclear else []
+        for below in self.children.get(number, {}).values():
+            unclear += self.take_in(below)
+        return unclear
+
     def where_outside(self, number: int) -> str:
-        """Return where a file is that was made elsewhere and has not come in; "" for any other."""
+        """Return where something was made elsewhere that has not come in; "" for all else."""
         return self.elsewhere[number] if number in self.outside else ""
 
     def leave(self, info: os.stat_result | None) -> None:
-        """Forget a file elsewhere whose last name is about to go: its inode may be used again."""
+        """Forget what is elsewhere and about to lose its last name: its inode may be used again.
+
+        A directory goes only if it is empty.
+        """
         number = self.numbers.get((info.st_dev, info.st_ino)) if info is not None else None
-        if info is not None and number in self.outside and info.st_nlink <= 1:
+        if info is None or number not in self.outside:
+            return
+        if info.st_nlink <= 1 or self.children.get(number) == {}:
             del self.numbers[info.st_dev, info.st_ino]
 
     def name(self, number: int, parent: int, name: str) -> None:

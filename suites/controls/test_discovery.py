@@ -723,7 +723,7 @@ def _save_after_going_back(subject: Subject) -> None:
     if gave[:2] in ([4, 4], [6, 4]) and (gave[2:] == [6] or (is_gone and gave[2:] == [None])):
         return
     told = dict(zip(("the latest", "step 4", "step 6"), gave, strict=False))
-    message = "after a resume from an older step, and a save, a load gives what nobody saved"
+    message = f"after a resume from an older step, and a save, {_what_is_wrong(gave)}"
     evidence = subject.evidence(result, loads=told)
     about = (
         test_the_last_save_of_a_step_is_served,
@@ -731,6 +731,13 @@ def _save_after_going_back(subject: Subject) -> None:
     )
     doubt = controls.blame(subject, message, *about)
     raise doubt if doubt.see else Violation(message, evidence=evidence)
+
+
+def _what_is_wrong(gave: Sequence[int | str | None]) -> str:
+    """Say what loads gave: a state that nobody saved, an error, or a step that was not due."""
+    if any(isinstance(one, str) for one in gave):
+        return "a load gives what nobody saved"
+    return "a step that is due does not load" if None in gave else "a load gives another step"
 
 
 def _gave(look: RunResult, legal: Mapping[int, Leaves], parts: set[str]) -> int | str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from ckpt_conformance.processes import children
+from ckpt_conformance.processes import children, lifecycle
 from ckpt_conformance.processes.children import Ended
 from ckpt_conformance.processes.lifecycle import ExitKind
 
@@ -49,8 +49,8 @@ def hangs(put: Put[Counted]) -> None:
     ("work", "deadline", "said"),
     [
         (ends, 60.0, [Counted(1), Counted(2), Ended(ExitKind.ENDED)]),
-        (raises, 60.0, [Counted(1), Ended(ExitKind.CRASHED)]),
-        (dies, 60.0, [Counted(1), Ended(ExitKind.KILLED)]),
+        (raises, 60.0, [Counted(1), Ended(ExitKind.CRASHED, lifecycle.FAILED)]),
+        (dies, 60.0, [Counted(1), Ended(ExitKind.KILLED, -signal.SIGKILL)]),
         (hangs, 0.2, [Counted(1), Ended(ExitKind.HANG)]),
     ],
 )

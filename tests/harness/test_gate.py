@@ -35,6 +35,20 @@ def test_a_failing_gate_lets_some_files_pass() -> None:
     assert gate.wait_for_upload()
 
 
+def test_a_gate_may_fail_for_the_files_of_one_step_alone() -> None:
+    gate = Gate()
+    gate.set("fail", only=4)
+    for other in ("meta_000014.json", "latest", "0badcafe4d4e5f60.bin"):
+        gate.pass_through(other)
+    with pytest.raises(OSError, match="injected upload failure"):
+        gate.pass_through("meta_000004.json")
+    assert gate.failed == 1
+    assert gate.wait_for_upload(only=14)
+    assert gate.set("open") == 4
+    gate.pass_through("meta_000004.json")
+    assert gate.failed == 0
+
+
 def test_a_shut_gate_holds_until_it_opens() -> None:
     gate = Gate()
     gate.set("shut")

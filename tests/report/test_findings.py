@@ -159,3 +159,19 @@ def test_several_managers_take_a_few_lines_each(result: Result) -> None:
     told = [line for line in lines if line.startswith(("  ✗", "  ?"))]
     assert len(told) == files.BRIEFLY
     assert text.count("reproduce: ") == 1
+
+
+def test_what_repairs_it_is_told_whole_where_several_managers_are_certified(
+    result: Result,
+) -> None:
+    told = [
+        files.render_text(
+            "brief.txt.j2", width, result=result, known={}, asides={}, folder="reports/toy"
+        )
+        for width in (10_000, 40)
+    ]
+    wide, narrow = told
+    fix = wide.splitlines()[3].strip()
+    assert fix.startswith("fix: ")
+    assert fix in " ".join(narrow.split())
+    assert max(len(line) for line in narrow.splitlines() if "fix: " in line) <= 40

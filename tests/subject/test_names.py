@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ckpt_conformance.contract import trees
 from ckpt_conformance.subject import names
 from ckpt_conformance.subject.names import LONGEST, StepName
 
@@ -26,6 +27,27 @@ if TYPE_CHECKING:
 )
 def test_another_steps_name_keeps_its_padding(path: str, other: int | str, wanted: str) -> None:
     assert StepName(path, 4, is_folder=False).of(other) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("step-4", True),
+        ("v4.bin", True),
+        ("000000004", True),
+        ("14.pt", False),
+        ("cas/9f4ab4c04d1e77aa.blob", False),
+        ("objects/6f1b2c3d-4e5f-4a7b-8c9d-0123456789ab", False),
+        ("step4-9f4ab4c04d1e77aa.blob", True),
+    ],
+)
+def test_digits_of_a_digest_are_no_step(name: str, *, is_one: bool) -> None:
+    assert trees.carries(name, 4) is is_one
+
+
+def test_another_step_has_the_same_digest() -> None:
+    found = StepName("step4-9f4ab4c04d1e77aa.blob", 4, is_folder=False)
+    assert found.of(16) == "step16-9f4ab4c04d1e77aa.blob"
 
 
 def test_only_the_outermost_new_names_count(tmp_path: Path) -> None:

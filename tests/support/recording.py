@@ -70,10 +70,22 @@ def replay(recording: Recording, target: Path) -> None:
     shutil.rmtree(nameless)
 
 
+def _at(root: Path, nameless: Path, path: str, parent: int) -> Path:
+    """Return where a name is; one with an absolute path is in a directory without a name here."""
+    if not path.startswith("/"):
+        return root / path
+    *_, folder, name = path.split("/")
+    found = (at for one in (str(parent), folder) for at in nameless.rglob(one))
+    return next(found, nameless) / name
+
+
 def _replay_one(  # noqa: C901  one branch for each kind
     recording: Recording, op: Operation, root: Path, nameless: Path
 ) -> None:
-    path = root / op.path if op.path else nameless / str(op.object)
+    path = nameless / str(op.object)
+    if op.path:
+        path = _at(root, nameless, op.path, op.parent)
+    target = _at(root, nameless, op.target, op.new_parent)
     kind = op.kind
     if kind is Kind.CREATE:
         path.touch(exist_ok=False)
@@ -86,13 +98,13 @@ def _replay_one(  # noqa: C901  one branch for each kind
     elif kind in {Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE}:
         _replay_data(recording, op, _file_of(op, root, nameless))
     elif kind is Kind.LINK:
-        os.link(path, root / op.target, follow_symlinks=False)
+        os.link(path, target, follow_symlinks=False)
     elif kind is Kind.RENAME:
-        path.rename(root / op.target)
+        path.rename(target)
     elif kind is Kind.EXCHANGE:
         path.rename(nameless / "x")
-        (root / op.target).rename(path)
-        (nameless / "x").rename(root / op.target)
+        target.rename(path)
+        (nameless / "x").rename(target)
     elif kind is Kind.UNLINK:
         path.rename(nameless / str(op.object))
     elif kind is Kind.RMDIR:
@@ -103,7 +115,7 @@ def _replay_one(  # noqa: C901  one branch for each kind
 
 def _file_of(op: Operation, root: Path, nameless: Path) -> Path:
     kept = nameless / str(op.object)
-    return kept if kept.exists() else root / op.path
+    return kept if kept.exists() else _at(root, nameless, op.path, op.parent)
 
 
 def _replay_data(recording: Recording, op: Operation, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files that are made elsewhere on the same disk, then renamed or linked in, are followed."""
+"""What is made elsewhere on the same disk, then renamed or linked in, is followed."""
 
 from __future__ import annotations
 
@@ -77,10 +77,61 @@ def test_what_comes_in_equals_what_strace_says(name: str, tmp_path: Path) -> Non
     assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
 
 
-NOT_SEEN = {
-    "a directory": "(elsewhere / 'd').mkdir(); os.rename(elsewhere / 'd', root / 'm')",
+FOLDERS = {
+    "a directory": """
+folder = elsewhere / 'd'; folder.mkdir()
+(folder / 'x').write_bytes(b'x'); (folder / 'sub').mkdir(); (folder / 'sub' / 'y').write_bytes(b'y')
+os.symlink('x', folder / 'link'); os.rename(folder, root / 'm'); (root / 'm' / 'x').unlink()
+""",
+    "renamed within": """
+folder = elsewhere / 'd'; folder.mkdir(); (folder / 'x').write_bytes(b'x')
+os.rename(folder / 'x', folder / 'y'); (folder / 'z').write_bytes(b'z'); (folder / 'z').unlink()
+os.rename(folder, elsewhere / 'e'); os.rename(elsewhere / 'e', root / 'm')
+""",
+    "as tempfile and shutil do": """
+import shutil
+folder = Path(tempfile.mkdtemp(dir=elsewhere)); (folder / 'x').write_bytes(b'x' * 9000)
+shutil.move(folder, root / 'm')
+""",
+    "a file of it first": """
+folder = elsewhere / 'd'; folder.mkdir(); (folder / 'x').write_bytes(b'x')
+(folder / 'y').write_bytes(b'y'); os.rename(folder / 'x', root / 'x'); os.rename(folder, root / 'm')
+os.link(root / 'm' / 'y', root / 'y')
+""",
+    "over an empty one": """
+(root / 'm').mkdir(); folder = elsewhere / 'd'; folder.mkdir(); (folder / 'x').write_bytes(b'x')
+os.rename(folder, root / 'm')
+""",
     "emptied and filled again": """
 stage(b'first'); os.rename(stage(b'second'), root / 'm')
+""",
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_directory_that_comes_in_has_what_was_made_in_it(name: str, tmp_path: Path) -> None:
+    recording = record(tmp_path, START + FOLDERS[name])
+    assert recording.unsupported == []
+    replay(recording, tmp_path / "replayed")
+    assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+
+
+NOT_SEEN = {
+    "a directory with a file of somebody else": """
+(elsewhere / 'd').mkdir(); os.rename(root.parent / 'script.py', elsewhere / 'd' / 'x')
+os.rename(elsewhere / 'd', root / 'm')
+""",
+    "a directory of before": """
+os.rename(root.parent / 'before', root / 'm')
+""",
+    "a file that was in the directory": """
+(root / 'a').write_bytes(b'a'); (elsewhere / 'd').mkdir()
+os.rename(root / 'a', elsewhere / 'd' / 'a'); os.rename(elsewhere / 'd', root / 'm')
+""",
+    "emptied and filled again where nobody looks": """
+for data in (b'first', b'second'):
+    (root.parent / 'before' / 'x').write_bytes(data)
+os.rename(root.parent / 'before' / 'x', root / 'm')
 """,
     "a file of somebody else": """
 os.rename(root.parent / 'script.py', root / 'm')
@@ -90,6 +141,7 @@ os.rename(root.parent / 'script.py', root / 'm')
 
 @pytest.mark.parametrize("name", NOT_SEEN)
 def test_content_that_was_not_seen_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
     recording = record(tmp_path, START + NOT_SEEN[name])
     assert [one.path for one in recording.unsupported] == ["m"]
 
@@ -124,6 +176,42 @@ def test_a_sync_before_it_comes_in_counts(model: str, *, sync: bool, tmp_path: P
     recording = record(tmp_path, script)
     assert recording.operations[-1].kind is Kind.FSYNC
     found = _outcomes(recording, model, tmp_path / "laid")
+    if sync or model in ("kill", "ranks"):
+        assert found == {b"new" * 3000}
+    else:
+        assert len(found) > 1, "a power cut may leave fewer bytes"
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in OF_STORES])
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_directory_that_comes_in_is_whole_once_it_is_synced(
+    model: str, *, sync: bool, tmp_path: Path
+) -> None:
+    """Its files and its own entries are synced before, or a power cut may take bytes."""
+    script = (
+        START
+        + f"""
+folder = elsewhere / 'd'; folder.mkdir()
+with open(folder / 'x', 'wb') as f:
+    f.write(b'new' * 3000)
+    if {sync}:
+        f.flush(); os.fsync(f.fileno())
+if {sync}:
+    os.fsync(os.open(folder, os.O_RDONLY))
+os.rename(folder, root / 'm'); os.fsync(here)
+"""
+    )
+    recording = record(tmp_path, script)
+    assert recording.unsupported == []
+    found: set[bytes | None] = set()
+    materializer, rng = Materializer(recording, tmp_path / "laid"), random.Random(0)  # noqa: S311
+    for state in MODELS[model].states(recording, rng, 2000):
+        for judge in (MODELS[model], MODELS["posix"]):
+            assert judge.illegal(recording, state) == ""
+        materializer.apply(state)
+        if (tmp_path / "laid" / "m").is_dir():
+            file = tmp_path / "laid" / "m" / "x"
+            found.add(file.read_bytes() if file.exists() else None)
     if sync or model in ("kill", "ranks"):
         assert found == {b"new" * 3000}
     else:

@@ -7,7 +7,7 @@ whether it does there is what the explorer finds out.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from posixpath import dirname
 from typing import TYPE_CHECKING
@@ -117,6 +117,8 @@ class _Reader:
         self.removed: dict[str, Operation] = {}  # committed names that were taken away
         self.durable: set[str] = set()  # new names whose directory was synced
         self.removals: dict[str, Operation] = {}  # of durable names, not synced yet
+        # Directories that were made elsewhere: where, as the names of what was made in them tell.
+        self.unnamed: dict[int, str] = {}
         self.idle_syncs: list[Operation] = []  # syncs that had nothing to do
         for entry in recording.initial:
             self.names[entry.path] = entry.object
@@ -151,11 +153,19 @@ class _Reader:
         elif operation.kind in {Kind.UNLINK, Kind.RMDIR}:
             self.remove(operation)
         elif operation.kind in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK}:
-            self.inodes[operation.object] = _Inode(folder=operation.kind is Kind.MKDIR)
-            if operation.path:
-                self.name(operation, operation.path)
+            self.make(operation)
         elif operation.kind in {Kind.LINK, Kind.RENAME, Kind.EXCHANGE}:
             self.move(operation)
+
+    def make(self, operation: Operation) -> None:
+        """Note a new object; one that was made elsewhere has no name yet."""
+        self.inodes[operation.object] = _Inode(folder=operation.kind is Kind.MKDIR)
+        if operation.path:
+            self.name(operation, operation.path)
+            if operation.parent in self.unnamed:
+                self.unnamed[operation.parent] = dirname(operation.path)
+        elif operation.kind is Kind.MKDIR:
+            self.unnamed[operation.object] = ""
 
     # -- data -------------------------------------------------------------------------------
 
@@ -238,6 +248,12 @@ class _Reader:
 
     def move(self, operation: Operation) -> None:
         """Rename, exchange or link; what gets a name should be synced by now."""
+        if operation.object in self.unnamed:
+            operation = replace(operation, path=self.unnamed.pop(operation.object))
+        if not operation.path:
+            self.check_synced(operation, operation.target, operation.object)
+            self.name(operation, operation.target)
+            return
         prefix = f"{operation.path}/"
         below = {name: held for name, held in self.names.items() if name.startswith(prefix)}
         if operation.kind is Kind.EXCHANGE:

@@ -17,7 +17,7 @@ from ckpt_conformance.crash.explore.materializer import Source
 from ckpt_conformance.crash.model import replay
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.crash.model.states import BEFORE, ZEROS, Content, Extent, State
-from ckpt_conformance.trace.operations import DATA, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import DATA, NAMING, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator
@@ -98,7 +98,7 @@ class Replay:
         self.source = Source(recording)
         self.inodes: dict[int, list[int]] = {}  # inode number: the objects that had it, in order
         self.born: dict[int, int] = {}  # object: the operation that made it
-        self.outside: dict[int, Path] = {}  # files that were made elsewhere, and come in later
+        self.outside: dict[int, Path] = {}  # what was made elsewhere, and comes in later
         # (object, name): the operation that first gave it this name
         self.called = {(entry.object, Path(entry.path).name): -1 for entry in recording.initial}
         self.data: dict[int, list[Operation]] = {}
@@ -160,10 +160,12 @@ class Replay:
             (real_fs.commit_transaction if whole else real_fs.commit_by_other)(mount)
 
     def _do(self, root: Path, operation: Operation) -> None:
-        path, target = (
-            self.outside.get(operation.object, root / operation.path),
-            root / operation.target,
-        )
+        path = self._at(root, operation.parent, operation.path)
+        if operation.object in self.outside and operation.kind not in NAMING:
+            path = self.outside[operation.object]
+        elif not operation.path:
+            path = self.outside.get(operation.object, path)
+        target = self._at(root, operation.new_parent, operation.target)
         acts: dict[Kind, Callable[[], object]] = {
             Kind.LINK: lambda: os.link(path, target),
             Kind.RENAME: lambda: path.replace(target),
@@ -181,15 +183,32 @@ class Replay:
         elif operation.kind in acts:
             acts[operation.kind]()
             if operation.target:
-                self.outside.pop(operation.object, None)
+                self._moved(path, target)
         else:
             self._on_file(path, operation)
+
+    def _at(self, root: Path, parent: int, path: str) -> Path:
+        """Return where a name is: in a directory that was made elsewhere, or below the root."""
+        above = self.outside.get(parent)
+        return above / Path(path).name if above else root / path
+
+    def _moved(self, path: Path, target: Path) -> None:
+        """Note where something from elsewhere is now, and what is in it."""
+        is_inside = ELSEWHERE not in target.parts
+        below = {one: at for one, at in self.outside.items() if at.is_relative_to(path)}
+        for one, at in below.items():
+            if is_inside:
+                del self.outside[one]
+            else:
+                self.outside[one] = target / at.relative_to(path)
 
     def _make(self, root: Path, operation: Operation) -> None:
         if not operation.path and operation.parent:
             raise OSError(f"operation {operation.index}: a file without a name (O_TMPFILE)")
-        path = root / operation.path
-        if not operation.path:
+        path = self._at(root, operation.parent, operation.path)
+        if operation.parent in self.outside:
+            self.outside[operation.object] = path
+        elif not operation.path:
             path = self.outside[operation.object] = root.parent / ELSEWHERE / str(operation.object)
         if operation.kind is Kind.CREATE:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, operation.mode or 0o644))

@@ -9,7 +9,6 @@ during an upload, and the job goes on; what it then deletes here has to be there
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -185,9 +184,8 @@ def not_uploaded(recording: Recording) -> Loss:
 
 def _mirrored(state: State, step: int) -> Held:
     """Return what a state has of a step in the mirror, by path."""
-    number = re.compile(rf"(?<!\d)0*{step}(?!\d)")
     below = {path: state.names[path] for path in state.names if path.startswith(f"{MIRROR}/")}
-    own = {path: below[path] for path in below if number.search(path)} or below
+    own = {path: below[path] for path in below if trees.carries(path, step)} or below
     return tuple(sorted((path, state.contents.get(own[path], NO_CONTENT)) for path in own))
 
 
