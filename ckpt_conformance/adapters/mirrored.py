@@ -13,7 +13,7 @@ import shutil
 import threading
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -89,7 +89,8 @@ class Mirrored:
         """Copy the file of a step, or each file of its directory by its name."""
         import fsspec  # pyright: ignore[reportMissingTypeStubs]  # there are none
 
-        files, mirror = fsspec.core.url_to_fs(str(self.options.mirror))
+        core: Any = fsspec.core
+        files, mirror = core.url_to_fs(str(self.options.mirror))
         for source in sorted(path.iterdir()) if path.is_dir() else [path]:
             if self.options.upload_gate is not None:
                 self.options.upload_gate(source.name)

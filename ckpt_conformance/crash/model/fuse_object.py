@@ -349,7 +349,7 @@ class MountWalk(Walk):
 
     def state(self, position: Position, differs: Mapping[int, Content], why: str) -> State:
         """Return the state of a bucket, as who mounts it again sees it."""
-        there = position.there if isinstance(position, Found) else {}
+        there: Mapping[str, Held | None] = position.there if isinstance(position, Found) else {}
         names: dict[str, int] = {}
         contents: dict[int, Content] = dict(differs)
         for held in there.values():
