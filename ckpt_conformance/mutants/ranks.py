@@ -73,16 +73,19 @@ class TransportError(CheckpointManager):
 @mutant(
     "C01-ranks",
     url="Lightning-AI/pytorch-lightning#1150",
-    change="rank 0 deletes the older steps when a save of several ranks begins",
-    violates={"CKC-RANK-002", "CKC-RANK-014", "CKC-INTN-015"},
+    change="rank 0 deletes what rotation would, without a limit all, when a save of ranks begins",
+    violates={"CKC-RANK-002", "CKC-INTN-015"},
     base="reference-dcp",
 )
 class DeletesBeforeRanksSave(CheckpointManager):
     """Makes room first."""
 
     def begin(self, state: Snapshot, reports: Sequence[Any]) -> Any:  # noqa: ANN401
-        """Delete, then begin."""
-        for reference in resolve.references(self.root) if self.root.is_dir() else ():
+        """Delete, then begin; with a limit as many are left as rotation would leave of these."""
+        found = resolve.references(self.root) if self.root.is_dir() else ()
+        there = sorted(found, key=lambda one: one.step)
+        left = self.keep_last - 1 if self.keep_last else 0
+        for reference in there[: max(len(there) - left, 0)]:
             shutil.rmtree(reference.directory)
         return super().begin(state, reports)
 

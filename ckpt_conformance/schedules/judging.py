@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.schedules.running import Runs
     from ckpt_conformance.subject.subject import Subject
 
-QUICK, FULL = 24, 300  # orders that are tried
+QUICK, FULL = 60, 300  # orders that are tried
 T = TypeVar("T", bound=Tried)
 T_co = TypeVar("T_co", bound=Tried, covariant=True)
 

@@ -40,6 +40,7 @@ def test_an_archive_of_torchscript_is_whole(script: bytes, tmp_path: Path) -> No
 
 
 def test_a_flip_in_its_packed_code_is_damage(script: bytes, tmp_path: Path) -> None:
+    """It is unsafe as well where nobody knows what is left runs: torch looks at no CRC of code."""
     with zipfile.ZipFile(io.BytesIO(script)) as archive:
         one = next(each for each in archive.infolist() if "container" in each.filename)
     assert one.compress_type == zipfile.ZIP_DEFLATED
@@ -52,8 +53,9 @@ def test_a_flip_in_its_packed_code_is_damage(script: bytes, tmp_path: Path) -> N
         path.write_bytes(data)
         data[at] ^= 4
         judged = judge(path)
-        assert judged.state is State.DAMAGED, at
-        assert "code/" in judged.reports[0].findings[0].what
+        assert judged.state in {State.DAMAGED, State.UNSAFE}, at
+        damage = [one.what for one in judged.reports[0].findings if one.kind is Kind.DAMAGED]
+        assert any("code/" in what for what in damage), at
 
 
 @pytest.mark.parametrize("held", [{"w": torch.ones(900)}, {"w": torch.ones(900), "x": Evil()}])

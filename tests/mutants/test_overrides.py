@@ -110,10 +110,10 @@ def test_a_mutant_is_made_as_the_reference_is() -> None:
     assert overrides.overridden(info(beside)) is None
 
 
-def test_two_mutants_in_five_only_override_functions() -> None:
+def test_a_third_of_the_mutants_only_override_functions() -> None:
     """Of these alone the checks that enter none of the functions need not run."""
     known = [overrides.overridden(each) for each in all_mutants().values()]
-    assert sum(one is not None for one in known) > 0.4 * len(known)
+    assert sum(one is not None for one in known) > len(known) / 3
     assert all(one for one in known if one is not None), "a mutant that changes nothing"
 
 

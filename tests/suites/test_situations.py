@@ -13,6 +13,7 @@ import pytest
 
 from ckpt_conformance.contract.journal import Fired
 from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.fault_injectors import counting
 from ckpt_conformance.harness.client import ProcessResult
 from ckpt_conformance.harness.messages import (
     Arrived,
@@ -29,6 +30,7 @@ from ckpt_conformance.harness.messages import (
     ProbeResult,
     RunResult,
     SaveResult,
+    SeenCall,
 )
 from ckpt_conformance.suites import background_saves as background
 from ckpt_conformance.suites import (
@@ -191,10 +193,13 @@ def test_a_process_that_ends_badly_or_unheld_decides_nothing(
 def test_a_handle_that_was_never_asked_while_its_save_stood_decides_nothing(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = child(subject, BeginSaveResult(), CopyOutResult(), EndSavesResult(), CloseResult())
-    answers(monkeypatch, subject, ended)
+    held = (BeginSaveResult(), CopyOutResult())
+    waited = (EndSavesResult(), CopyOutResult(), EndSavesResult(), CloseResult())
+    answers(monkeypatch, subject, *[child(subject, *held, *waited)] * counting.ATTEMPTS)
+    seen = SeenCall(call=1, what="write", path="step_4")
+    subject.once(background.CALLS, lambda: (seen,) * 9)
     with pytest.raises(Unknown, match="call 7 of the background was counted"):
-        test_async_failures._require_not_done_early(subject, 7, subject.scratch, {})
+        test_async_failures._require_not_done_early(subject, 7, {})
 
 
 # -- others ------------------------------------------------------------------------------------

@@ -356,6 +356,8 @@ class MountWalk(Walk):
             if held is not None and held.content is not None:
                 contents[held.object] = held.content
         for path, held in there.items():
+            if path.startswith("/"):
+                continue  # elsewhere, on another file system
             if held is None or contents.get(held.object) != held.content:
                 continue  # a state has one version of a file: see `docs/fault-model.md`
             names[path] = held.object

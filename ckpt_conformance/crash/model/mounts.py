@@ -198,6 +198,8 @@ def _why(mount: Mount, one: Operation, known: _Open) -> Refusal | None:
         why = Refusal.UNNAMED
     elif one.kind is Kind.RENAME:
         why = Refusal.RENAME_FOLDER if one.object in known.folders else Refusal.RENAME
+        if one.path.startswith("/"):  # made elsewhere: the mount is a file system of its own
+            why = Refusal.UNNAMED
     elif one.kind is Kind.TRUNCATE and (one.size or known.ends.get(one.object)):
         why = Refusal.RESIZE  # O_TRUNC comes before the first write
     return why if why in mount.refuses else None
