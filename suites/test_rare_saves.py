@@ -227,6 +227,8 @@ def _judge_kills(subject: Subject, rare: RareSave) -> None:
     """Resume from what kills at the rare calls of a save leave; what is not whole is killed."""
     around = _around(subject, rare)
     every = around.points
+    if not every:
+        raise Unknown(f"the rare calls of the save of step {rare.step} are not made again")
     if subject.budget == "quick":
         every = points.choose(every, subject.rng, SCREENED)
 
@@ -234,7 +236,7 @@ def _judge_kills(subject: Subject, rare: RareSave) -> None:
         return _outcome(subject, rare, around, result, saved=False) in WHOLE
 
     cases = [Case(injected_save.left_at(point, around.folder / "kept")) for point in every]
-    results = resume_each(subject, cases, is_fine) if cases else []
+    results = resume_each(subject, cases, is_fine)
     bad = [point for point, result in zip(every, results, strict=True) if not is_fine(result)]
     for point in bad[:KILLED]:
         killed = _run(subject, rare.step, {rare.step: point.spec("kill")})

@@ -48,7 +48,7 @@ from ckpt_conformance.subject import bundle
 from ckpt_conformance.work import lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from ckpt_conformance.cli.remote.states import Request
     from ckpt_conformance.cli.sessions import Work
@@ -180,10 +180,8 @@ def explore(  # noqa: PLR0913  one parameter for each option
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else OF_A_DISK))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
-    if set(models) & set(OF_MOUNTS):
-        of_disk: dict[str, object] = {"--real": real, "--cache": cache, "--on": on}
-        of_disk |= {"--record": record, "--recording": recording}
-        _require_mounts_alone(models, [name for name, value in of_disk.items() if value])
+    of_disk = {"--real": real, "--cache": cache, "--on": on, "--record": record}
+    _require_mounts_alone(models, {**of_disk, "--recording": recording})
     _check_parts(results, cache, on, ranks, real or ())
     recordings.check(
         *(record, recording), keep=keep, results=results, real=real, ranks=ranks, on=on, cache=cache
@@ -413,10 +411,12 @@ def _require_store_alone(models: Sequence[str], has_more: bool) -> None:  # noqa
         )
 
 
-def _require_mounts_alone(models: Sequence[str], given: Sequence[str]) -> None:
-    """Refuse what goes with no recording that has closes."""
+def _require_mounts_alone(models: Sequence[str], options: Mapping[str, object]) -> None:
+    """Refuse what goes with no recording that has closes, where a mounted bucket is explored."""
+    if not set(models) & set(OF_MOUNTS):
+        return
     others = [f"the model {name!r}" for name in models if name not in OF_MOUNTS]
-    for one in (*others, *given):
+    for one in (*others, *(name for name, value in options.items() if value)):
         raise requests.RequestError(
             f"{OF_MOUNTS[0]!r} does not go with {one}: it needs recordings of its own, which tell "
             "when files are closed; run them one after the other"

@@ -160,6 +160,13 @@ def in_line(pid: int) -> float:
     return waited / 1e9
 
 
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 if it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
 def state(thread: int) -> str:
     """Return the letter that the kernel has for what a thread does, such as R or S; or nothing.
 

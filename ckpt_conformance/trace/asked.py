@@ -24,17 +24,9 @@ if TYPE_CHECKING:
 
 # name: (x86-64, aarch64), -1 where there is none; of others `calls` knows the numbers.
 QUESTIONS: dict[str, tuple[int, int]] = {
-    "stat": (4, -1),
-    "lstat": (6, -1),
-    "newfstatat": (262, 79),
-    "statx": (332, 291),
-    "access": (21, -1),
-    "faccessat": (269, 48),
-    "faccessat2": (439, 439),
+    **{name: numbers for name, numbers in calls.LOOKING.items() if name in calls.OF_NAMES},
     "statfs": (137, 43),
     "chdir": (80, 49),
-    "readlink": (89, -1),
-    "readlinkat": (267, 78),
     "getdents": (78, -1),
     "connect": (42, 203),
     "chroot": (161, 51),

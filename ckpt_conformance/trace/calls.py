@@ -114,6 +114,7 @@ LOOKING: dict[str, tuple[int, int]] = {
     "nanosleep": (35, 101),
     "clock_nanosleep": (230, 115),
 }
+OF_NAMES = LOOKING.keys() - {"flock", "nanosleep", "clock_nanosleep"}  # these ask about a name
 # Of programs for the older architecture of the same machine: i386, and ARM of 32 bits.
 NUMBERS_OF_32_BITS: dict[str, tuple[int, int]] = {
     "write": (4, 4),

@@ -12,12 +12,12 @@ import os
 import signal
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.trace.events import Entered, Left, Looked, Published, RankStarted, Received
 from ckpt_conformance.trace.operations import (
     NAMING,
@@ -76,7 +76,7 @@ class Collector:
         passed: list[int] = []
         while process > 1 and process not in self.ranks:
             passed.append(process)
-            process = _parent(process)
+            process = lifecycle.parent_of(process)
         if process in self.ranks:
             self.ranks |= dict.fromkeys(passed, self.ranks[process])
 
@@ -167,14 +167,6 @@ class Stopper(Collector):
         for call in [call for call in self.held if self._is_there(call[1])]:
             self.held.remove(call)
             self.supervisor.listener.let_go(call[0].note)
-
-
-def _parent(process: int) -> int:
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[1])
 
 
 def order(

@@ -52,7 +52,7 @@ class Ranks:
         number = _noted(self.notes / str(pid))
         if number < 0:
             number = _from_environment(pid)
-        if number < 0 and (parent := parent_of(pid)) not in {0, os.getpid()}:
+        if number < 0 and (parent := lifecycle.parent_of(pid)) not in {0, os.getpid()}:
             number = self.of(parent)
         if number >= 0:  # who has none yet may be about to become one
             self.known[pid] = number
@@ -62,7 +62,7 @@ class Ranks:
         """Return the process that is a rank, and no child of it; 0 if there is none."""
         for pid, number in self.look().items():
             if number == rank:
-                parent = parent_of(pid)
+                parent = lifecycle.parent_of(pid)
                 if parent == os.getpid() or self.of(parent) != rank:
                     return pid
         return 0
@@ -89,17 +89,10 @@ def _from_environment(pid: int) -> int:
     return -1
 
 
-def parent_of(pid: int) -> int:
-    """Return the parent of a process, 0 if it is gone."""
-    with contextlib.suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
-
-
 def _is_below(pid: int) -> bool:
     """Whether a process descends from this one."""
     while pid > 1:
-        pid = parent_of(pid)
+        pid = lifecycle.parent_of(pid)
         if pid == os.getpid():
             return True
     return False

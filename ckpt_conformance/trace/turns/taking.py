@@ -185,7 +185,7 @@ class TurnTaker:
         process, passed = request.process, list[int]()
         while process > 1 and process not in self.owners:
             passed.append(process)
-            process = _parent(process)
+            process = lifecycle.parent_of(process)
         if process in self.owners:
             self.owners |= dict.fromkeys(passed, self.owners[process])
         return self.owners.get(process)
@@ -424,11 +424,3 @@ def _switches(process: int, thread: int) -> str:
     except OSError:
         return ""
     return status.partition(b"voluntary_ctxt_switches")[2].decode()
-
-
-def _parent(process: int) -> int:
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[1])
